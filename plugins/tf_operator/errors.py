@@ -1,0 +1,57 @@
+"""The product's exceptions, one tree.
+
+TfOperatorError
+├── JobError               the job as written or as rendered cannot be run; a person has to change it
+│   └── JobFileError       ... and the fault has a place in a file
+├── PreflightError         the job is sound, this installation cannot run it (pool, interpreter, model_dir ...)
+├── RunnerError            a runner could not do what it was asked
+│   ├── IdentityHeldError  another live program has this replica's identity
+│   └── LaunchError        the program could not be started at all
+├── DeviceError            the devices a replica asked for are not free on this host (may pass: retryable)
+└── SecretError            a secret could not be read; never carries a value
+    └── SecretUnavailableError   Vault sealed or unreachable (may pass: retryable)
+
+Every message is one line: what, where, the value, the rule, the way out.
+"""
+
+from __future__ import annotations
+
+
+class TfOperatorError(Exception):
+    """Root of everything this package raises on purpose."""
+
+
+class JobError(TfOperatorError):
+    """The job cannot be run as it is described."""
+
+
+class JobFileError(JobError):
+    """A job file has a fault; the message starts with `file:line` where the line is known."""
+
+
+class PreflightError(TfOperatorError):
+    """The job is sound, but this installation cannot run it."""
+
+
+class RunnerError(TfOperatorError):
+    """A runner could not do what it was asked."""
+
+
+class IdentityHeldError(RunnerError):
+    """Another live program holds the replica's identity and could not be removed."""
+
+
+class LaunchError(RunnerError):
+    """The program could not be started at all."""
+
+
+class DeviceError(TfOperatorError):
+    """The devices a replica asked for are not free on this host."""
+
+
+class SecretError(TfOperatorError):
+    """A secret could not be read. The message names mount, path and key, never a value."""
+
+
+class SecretUnavailableError(SecretError):
+    """Vault is sealed or out of reach: trying again later may help."""
