@@ -8,6 +8,8 @@ TfOperatorError
 │   ├── IdentityHeldError  another live program has this replica's identity
 │   └── LaunchError        the program could not be started at all
 ├── DeviceError            the devices a replica asked for are not free on this host (may pass: retryable)
+├── ServiceError           a service of the demo (Airflow, OpenBao) could not be started or does not answer
+│   └── ApiError           Airflow's API refused a call; `status` is the HTTP status, 0 where it is out of reach
 └── SecretError            a secret could not be read; never carries a value
     └── SecretUnavailableError   Vault sealed or unreachable (may pass: retryable)
 
@@ -47,6 +49,18 @@ class LaunchError(RunnerError):
 
 class DeviceError(TfOperatorError):
     """The devices a replica asked for are not free on this host."""
+
+
+class ServiceError(TfOperatorError):
+    """A service could not be started, or does not answer."""
+
+
+class ApiError(ServiceError):
+    """Airflow's API refused a call, or is out of reach (`status` 0)."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class SecretError(TfOperatorError):

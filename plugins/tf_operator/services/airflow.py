@@ -1,0 +1,308 @@
+"""A real Airflow (api-server, scheduler, dag-processor, triggerer) as child processes of a guard.
+
+Nothing of it outlives the launcher: not a normal end, not Ctrl-C in the middle, not `kill -9`.
+"""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from tf_operator.errors import ApiError, ServiceError
+from tf_operator.services.api import AirflowApi
+from tf_operator.services.waiting import wait_for
+
+COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
+# The scheduler's tasks report their end to the api-server: it has to be there until they are gone.
+STOP_ORDER = (["migrate", "pools"], ["scheduler"], ["dag-processor", "triggerer", "api-server"])
+START_SECONDS = 120.0
+DISCOVERY_FILE = "services.json"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the Airflow to start is like.
+
+    `home` is its AIRFLOW_HOME, `project` the folder with `configs/` and `dags/`. `options` are further settings,
+    `{"core.parallelism": "8"}`; `connections` are Airflow connections as URIs; `gpus` the declared inventory.
+    """
+
+    home: Path
+    project: Path
+    profile: Literal["base", "short"] = "base"
+    dags: Path | None = None
+    state_dir: Path | None = None
+    gpus: str | None = None
+    port: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    connections: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+class Airflow:
+    """Start with `start()` or as a context manager; `stop()` ends every process and marks unfinished runs failed."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.home = setup.home.resolve()
+        self.log_dir = self.home / "logs" / "services"
+        self.port = setup.port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.env = _environment(setup, self.home, self.url)
+        self.api = AirflowApi(self.url)
+        self._pids: dict[str, int] = {}
+        self._codes: dict[str, int] = {}
+        self._begun: dict[str, datetime] = {}
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._listener: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # Start
+
+    def start(self) -> None:
+        """Create the database if there is none, start every component, wait until all are healthy."""
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        (self.home / "plugins").mkdir(exist_ok=True)
+        try:
+            self._start_guard()
+            self._migrate()
+            for name in COMPONENTS:
+                self.start_component(name, wait=False)
+            self.run_once("pools")
+            self.wait_healthy()
+        except BaseException:
+            self.stop()
+            raise
+        (self.home / DISCOVERY_FILE).write_text(json.dumps({"url": self.url, "pid": os.getpid()}))
+
+    def _start_guard(self) -> None:
+        airflow = [sys.executable, "-m", "airflow"]
+        operator = [sys.executable, "-m", "tf_operator.services"]
+        argvs = {name: [*airflow, name] for name in COMPONENTS}
+        argvs["api-server"] += ["--host", "127.0.0.1", "--port", str(self.port)]
+        argvs |= {"migrate": [*airflow, "db", "migrate"], "pools": [*operator, "pools"]}
+        plan = {
+            "services": [
+                {
+                    "name": name,
+                    "argv": argv,
+                    "log": str(self.log_dir / f"{name}.log"),
+                    "children_first": name == "scheduler",
+                }
+                for name, argv in argvs.items()
+            ],
+            "order": STOP_ORDER,
+            "cleanup": [*operator, "clean"],
+        }
+        with (self.log_dir / "guard.log").open("ab") as log:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-m", "tf_operator.services.guard"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self.env,
+                cwd=self.home,
+                # A terminal's Ctrl-C reaches the launcher alone, which then asks for the end in order.
+                start_new_session=True,
+            )
+        self._listener = threading.Thread(target=self._listen, name="airflow-guard", daemon=True)
+        self._listener.start()
+        self._tell(json.dumps(plan))
+
+    def _tell(self, line: str) -> None:
+        if not self._guard or not self._guard.stdin:
+            raise ServiceError("Airflow is not started: call start() first")
+        self._guard.stdin.write(line.encode() + b"\n")
+        self._guard.stdin.flush()
+
+    def _listen(self) -> None:
+        assert self._guard and self._guard.stdout
+        for line in self._guard.stdout:
+            event = json.loads(line)
+            if event["event"] == "started":
+                self._codes.pop(event["name"], None)
+                self._pids[event["name"]] = event["pid"]
+            elif event["event"] == "exited":
+                self._pids.pop(event["name"], None)
+                self._codes[event["name"]] = event["code"]
+
+    def _migrate(self) -> None:
+        """Create the tables once per AIRFLOW_HOME and Airflow version: it takes seconds."""
+        stamp, wanted = self.home / "migrated", version("apache-airflow-core")
+        if stamp.exists() and stamp.read_text() == wanted and (self.home / "airflow.db").exists():
+            return
+        self.run_once("migrate")
+        stamp.write_text(wanted)
+
+    def run_once(self, name: str, deadline: float = START_SECONDS) -> None:
+        """Run `migrate` or `pools` to its end. ServiceError with its last line if it fails."""
+        self._codes.pop(name, None)
+        self._tell(f"start {name}")
+        wait_for(lambda: name in self._codes, deadline, f"`{name}` to end (log: {self._log(name)})", every=0.05)
+        if self._codes[name] != 0:
+            raise ServiceError(f"Airflow's `{name}` failed: {self._last_line(name)} (log: {self._log(name)})")
+
+    def start_component(self, name: str, wait: bool = True) -> None:
+        """Start one component (again)."""
+        self._begun[name] = datetime.now(UTC)
+        self._codes.pop(name, None)
+        self._tell(f"start {name}")
+        if wait:
+            self.wait_healthy()
+
+    def stop_component(self, name: str, deadline: float = 30.0) -> None:
+        """End one component with what it started."""
+        self._tell(f"stop {name}")
+        wait_for(lambda: name not in self._pids, deadline, f"{name} to end")
+
+    def pid(self, name: str) -> int:
+        """The process id of a running component."""
+        return wait_for(lambda: self._pids.get(name), 10.0, f"{name} to run", every=0.05)
+
+    def wait_healthy(self, deadline: float = START_SECONDS) -> None:
+        """Wait until every component that was started has had a heartbeat since. ServiceError if one ends instead."""
+        wait_for(self._healthy, deadline, lambda: f"Airflow to be healthy (logs: {self.log_dir})", every=0.2)
+
+    def _healthy(self) -> bool:
+        for name in self._begun:
+            if name in self._codes:
+                raise ServiceError(
+                    f"Airflow's {name} ended with {self._codes[name]}: {self._last_line(name)} (log: {self._log(name)})"
+                )
+        try:
+            health = self.api.health()
+        except ApiError:
+            return False
+        return all(_beats(name, health, self._begun[name]) for name in self._begun)
+
+    def _log(self, name: str) -> Path:
+        return self.log_dir / f"{name}.log"
+
+    def _last_line(self, name: str) -> str:
+        with contextlib.suppress(OSError):
+            lines = [line for line in self._log(name).read_text(errors="replace").splitlines() if line.strip()]
+            return lines[-1][:300] if lines else "no output"
+        return "no output"
+
+    # End
+
+    def stop(self, deadline: float = 90.0) -> None:
+        """Mark unfinished runs failed, end every component in order, then what they left. Does nothing if ended."""
+        if self._guard is None:
+            return
+        (self.home / DISCOVERY_FILE).unlink(missing_ok=True)
+        guard, self._guard = self._guard, None
+        try:
+            if {"api-server", "scheduler"} <= self._pids.keys():
+                with contextlib.suppress(ServiceError):
+                    fail_unfinished(self.api)
+        finally:
+            # Whatever interrupts us from here on, the guard goes on and ends everything.
+            assert guard.stdin and guard.stdout
+            with contextlib.suppress(OSError):
+                guard.stdin.close()
+            guard.wait(deadline)
+            if self._listener:
+                self._listener.join(5.0)
+            guard.stdout.close()
+            self.api.close()
+
+
+def fail_unfinished(api: AirflowApi, patience: float = 8.0) -> None:
+    """Mark every unfinished run failed, and give their tasks `patience` seconds to end by themselves.
+
+    A scheduler ended under running tasks would start them again at its next start.
+    """
+    unfinished = api.runs(states=("running", "queued"))
+    for run in unfinished:
+        api.mark_run(run.dag_id, run.run_id, "failed")
+
+    def quiet() -> bool:
+        tasks = [task for run in unfinished for task in api.tasks(run.dag_id, run.run_id)]
+        return not any(task.state in {"running", "restarting", "queued"} for task in tasks)
+
+    with contextlib.suppress(ServiceError):
+        wait_for(quiet, patience, "tasks to end")
+
+
+def free_port() -> int:
+    """A TCP port nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _beats(name: str, health: Mapping[str, Any], since: datetime) -> bool:
+    """Whether the component reported itself after `since`: an older heartbeat is its predecessor's."""
+    if name == "api-server":
+        return True
+    key = name.replace("-", "_")
+    entry = health.get(key) or {}
+    beat = entry.get(f"latest_{key}_heartbeat")
+    if not beat or entry.get("status") != "healthy":
+        return False
+    return datetime.fromisoformat(beat) > since - timedelta(milliseconds=100)
+
+
+def _environment(setup: Setup, home: Path, url: str) -> dict[str, str]:
+    """The components' environment: ours without its Airflow and Vault settings, plus the profile's options."""
+    foreign = ("AIRFLOW", "VAULT_", "BAO_", "_AIRFLOW")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    env |= {f"AIRFLOW__{key.replace('.', '__')}".upper(): value for key, value in _options(setup, home, url).items()}
+    env |= {f"AIRFLOW_CONN_{name.upper()}": uri for name, uri in setup.connections.items()}
+    binaries = str(Path(sys.executable).parent)
+    return env | {
+        "AIRFLOW_HOME": str(home),
+        "PATH": f"{binaries}{os.pathsep}{env.get('PATH', os.defpath)}",
+        "NO_PROXY": "127.0.0.1,localhost",
+        "no_proxy": "127.0.0.1,localhost",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _options(setup: Setup, home: Path, url: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    names = ["base"] if setup.profile == "base" else ["base", setup.profile]
+    for name in names:
+        options |= read_profile(setup.project / "configs" / "airflow" / f"{name}.cfg")
+    options |= {
+        "core.dags_folder": str((setup.dags or setup.project / "dags").resolve()),
+        "core.plugins_folder": str(home / "plugins"),
+        "api.base_url": url,
+        # One for all components; a new one each time, so a token of an earlier start is worth nothing.
+        "api_auth.jwt_secret": secrets.token_urlsafe(32),
+        "logging.worker_log_server_port": str(free_port()),
+        "logging.trigger_log_server_port": str(free_port()),
+        "tf_operator.project_dir": str(setup.project.resolve()),
+        "tf_operator.state_dir": str((setup.state_dir or home / "state").resolve()),
+    }
+    if setup.gpus is not None:
+        options["tf_operator.gpus"] = setup.gpus
+    return options | dict(setup.options)
+
+
+def read_profile(path: Path) -> dict[str, str]:
+    """The options of a file of `configs/airflow`: `section.key` → value."""
+    parser = configparser.ConfigParser(interpolation=None)
+    if not parser.read(path):
+        raise ServiceError(f"{path}: no such file; the services take Airflow's settings from it")
+    return {f"{section}.{key}": value for section in parser.sections() for key, value in parser.items(section)}

@@ -1,0 +1,309 @@
+"""Airflow's REST API, as much of it as the CLI, the demo and the tests need."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, Self
+from urllib.parse import quote, urlsplit
+
+import httpx
+
+from tf_operator.errors import ApiError
+
+FINISHED = frozenset({"success", "failed"})
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+def _time(value: str | None) -> datetime | None:
+    return datetime.fromisoformat(value) if value else None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One DAG run."""
+
+    dag_id: str
+    run_id: str
+    state: str
+    conf: Mapping[str, Any]
+    start: datetime | None
+    end: datetime | None
+    raw: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> Self:
+        """From the API's JSON."""
+        return cls(
+            raw["dag_id"],
+            raw["dag_run_id"],
+            raw["state"],
+            raw.get("conf") or {},
+            _time(raw.get("start_date")),
+            _time(raw.get("end_date")),
+            raw,
+        )
+
+    @property
+    def finished(self) -> bool:
+        """True once the run cannot change by itself."""
+        return self.state in FINISHED
+
+
+@dataclass(frozen=True)
+class TaskState:
+    """One task instance, in its newest try. `label` is its name in the UI's grid: `worker [worker-1]`."""
+
+    task_id: str
+    map_index: int
+    state: str | None
+    try_number: int
+    start: datetime | None
+    end: datetime | None
+    hostname: str
+    pool: str
+    pool_slots: int
+    raw: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> Self:
+        """From the API's JSON."""
+        return cls(
+            raw["task_id"],
+            raw["map_index"],
+            raw["state"],
+            raw["try_number"],
+            _time(raw.get("start_date")),
+            _time(raw.get("end_date")),
+            raw.get("hostname") or "",
+            raw["pool"],
+            raw["pool_slots"],
+            raw,
+        )
+
+    @property
+    def name(self) -> str:
+        """The last part of the task id, with the map label: `worker-1`, or `worker[1]` where it has no label."""
+        short = self.task_id.rpartition(".")[2]
+        if self.map_index < 0:
+            return short
+        return str(self.raw.get("rendered_map_index") or f"{short}[{self.map_index}]")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One pool: its size, and the slots held by what runs, waits in the executor's queue or is deferred."""
+
+    name: str
+    slots: int
+    held: int
+    open: int
+    description: str
+    include_deferred: bool
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> Self:
+        """From the API's JSON. `held` counts deferred tasks only where the pool does."""
+        held = raw["running_slots"] + raw["queued_slots"]
+        if raw["include_deferred"]:
+            held += raw["deferred_slots"]
+        return cls(
+            raw["name"], raw["slots"], held, raw["open_slots"], raw.get("description") or "", raw["include_deferred"]
+        )
+
+
+class AirflowApi:
+    """A client of one Airflow. Raises ApiError, whose `status` is 0 where nothing answers.
+
+    Logs in with `token`, or with user and password where Airflow asks for a login; without either it counts on an
+    Airflow that asks for none, as the demo's.
+    """
+
+    def __init__(self, base_url: str, *, token: str | None = None, timeout: float = 30.0) -> None:
+        self.base_url = base_url.rstrip("/")
+        # A proxy of the environment is for the world outside.
+        outside = urlsplit(self.base_url).hostname not in LOOPBACK
+        self._http = httpx.Client(base_url=self.base_url, timeout=timeout, trust_env=outside)
+        self._token = token or os.environ.get("TF_OPERATOR_API_TOKEN")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def request(self, method: str, path: str, *, body: Any = None, **query: Any) -> Any:
+        """Call `/api/v2/<path>`; the answer's JSON (None where it is empty)."""
+        response = self._send(method, f"/api/v2/{path}", body, query, "application/json")
+        return response.json() if response.content else None
+
+    def _send(self, method: str, path: str, body: Any, query: Mapping[str, Any], accept: str) -> httpx.Response:
+        headers = {"Accept": accept} | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
+        params = {key: value for key, value in query.items() if value is not None}
+        try:
+            response = self._http.request(method, path, json=body, params=params, headers=headers)
+            if response.status_code == httpx.codes.UNAUTHORIZED and self._log_in():
+                return self._send(method, path, body, query, accept)
+        except httpx.HTTPError as error:
+            raise ApiError(
+                f"Airflow's API at {self.base_url} does not answer: {error or type(error).__name__}"
+            ) from None
+        if response.is_error:
+            raise ApiError(f"Airflow's API: {method} {path}: {_detail(response)}", response.status_code)
+        return response
+
+    def _log_in(self) -> bool:
+        user, password = os.environ.get("TF_OPERATOR_API_USER"), os.environ.get("TF_OPERATOR_API_PASSWORD")
+        if self._token or not user:
+            return False
+        answer = self._http.post("/auth/token", json={"username": user, "password": password})
+        self._token = answer.json().get("access_token") if answer.is_success else None
+        return bool(self._token)
+
+    # What runs
+
+    def health(self) -> dict[str, Any]:
+        """Each component's status and newest heartbeat."""
+        answer: dict[str, Any] = self.request("GET", "monitor/health")
+        return answer
+
+    def dag(self, dag_id: str) -> dict[str, Any] | None:
+        """The DAG as the API tells it; None if Airflow does not know it (yet)."""
+        try:
+            found: dict[str, Any] = self.request("GET", f"dags/{quote(dag_id, safe='')}")
+        except ApiError as error:
+            if error.status == httpx.codes.NOT_FOUND:
+                return None
+            raise
+        return found
+
+    def import_errors(self) -> dict[str, str]:
+        """Why a DAG file could not be read: file name → text."""
+        found = self.request("GET", "importErrors")["import_errors"]
+        return {entry["filename"]: entry["stack_trace"] for entry in found}
+
+    def unpause(self, dag_id: str) -> None:
+        """Let the DAG's runs start."""
+        self.request("PATCH", f"dags/{quote(dag_id, safe='')}", body={"is_paused": False})
+
+    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None, run_id: str | None = None) -> Run:
+        """Start a run with `conf` (its params). ApiError where a param does not fit its schema."""
+        body = {"logical_date": None, "conf": dict(conf or {})} | ({"dag_run_id": run_id} if run_id else {})
+        return Run.read(self.request("POST", f"dags/{quote(dag_id, safe='')}/dagRuns", body=body))
+
+    def run(self, dag_id: str, run_id: str) -> Run:
+        """One run."""
+        return Run.read(self.request("GET", _run_path(dag_id, run_id)))
+
+    def runs(self, dag_id: str = "~", states: tuple[str, ...] = ()) -> list[Run]:
+        """Runs of one DAG (default: of all), newest first; at most 100."""
+        found = self.request(
+            "GET", f"dags/{quote(dag_id, safe='~')}/dagRuns", state=list(states) or None, limit=100, order_by="-id"
+        )
+        return [Run.read(raw) for raw in found["dag_runs"]]
+
+    def tasks(self, dag_id: str, run_id: str) -> list[TaskState]:
+        """Every task instance of the run, mapped ones one by one, by start."""
+        found: list[TaskState] = []
+        while True:
+            page = self.request("GET", f"{_run_path(dag_id, run_id)}/taskInstances", limit=100, offset=len(found))
+            found += [TaskState.read(raw) for raw in page["task_instances"]]
+            if len(found) >= page["total_entries"] or not page["task_instances"]:
+                return sorted(found, key=lambda task: (task.start is None, task.start and task.start.timestamp() or 0))
+
+    def tries(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> list[dict[str, Any]]:
+        """Every try of one task instance, oldest first."""
+        mapped = "" if map_index < 0 else f"/{map_index}"
+        answer = self.request("GET", f"{_task_path(dag_id, run_id, task_id)}{mapped}/tries")
+        tries: list[dict[str, Any]] = answer["task_instances"]
+        return tries
+
+    # What it left
+
+    def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value", map_index: int = -1) -> Any:
+        """One XCom's value; None where there is none."""
+        path = f"{_task_path(dag_id, run_id, task_id)}/xcomEntries/{quote(key, safe='')}"
+        try:
+            value = self.request("GET", path, map_index=map_index, deserialize=False)["value"]
+        except ApiError as error:
+            if error.status == httpx.codes.NOT_FOUND:
+                return None
+            raise
+        if isinstance(value, str):
+            # Airflow hands a stored JSON text back as it is in the database.
+            with contextlib.suppress(ValueError):
+                return json.loads(value)
+        return value
+
+    def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1) -> str:
+        """A try's whole log, one line per event, without colours."""
+        path = f"/api/v2/{_task_path(dag_id, run_id, task_id)}/logs/{try_number}"
+        query = {"map_index": map_index, "full_content": True}
+        events = self._send("GET", path, None, query, "application/json").json()["content"]
+        return "\n".join(_log_line(event) for event in events)
+
+    # What a person does
+
+    def mark_run(self, dag_id: str, run_id: str, state: Literal["success", "failed", "queued"]) -> None:
+        """Set a run's state, as the buttons of the UI do."""
+        self.request("PATCH", _run_path(dag_id, run_id), body={"state": state})
+
+    def mark_task(
+        self,
+        dag_id: str,
+        run_id: str,
+        task_id: str,
+        state: Literal["success", "failed", "skipped"],
+        map_index: int = -1,
+    ) -> None:
+        """Set a task instance's state, as the buttons of the UI do."""
+        mapped = "" if map_index < 0 else f"/{map_index}"
+        self.request("PATCH", f"{_task_path(dag_id, run_id, task_id)}{mapped}", body={"new_state": state})
+
+    def clear_tasks(self, dag_id: str, run_id: str, task_ids: list[str | tuple[str, int]], **options: Any) -> None:
+        """Clear tasks (a pair names one map index), only failed ones too unless `only_failed` is given."""
+        body = {"dry_run": False, "dag_run_id": run_id, "task_ids": task_ids, "only_failed": False} | options
+        self.request("POST", f"dags/{quote(dag_id, safe='')}/clearTaskInstances", body=body)
+
+    def clear_run(self, dag_id: str, run_id: str) -> None:
+        """Clear every task of the run."""
+        self.request("POST", f"{_run_path(dag_id, run_id)}/clear", body={"dry_run": False, "only_failed": False})
+
+    def pools(self) -> dict[str, Pool]:
+        """All pools, by name."""
+        return {raw["name"]: Pool.read(raw) for raw in self.request("GET", "pools", limit=100)["pools"]}
+
+    def set_pool(self, name: str, slots: int, description: str = "", include_deferred: bool = True) -> None:
+        """Create the pool, or make it so."""
+        body = {"name": name, "slots": slots, "description": description, "include_deferred": include_deferred}
+        if name in self.pools():
+            self.request("PATCH", f"pools/{quote(name, safe='')}", body={"pool": name} | body)
+        else:
+            self.request("POST", "pools", body=body)
+
+
+def _run_path(dag_id: str, run_id: str) -> str:
+    return f"dags/{quote(dag_id, safe='')}/dagRuns/{quote(run_id, safe='')}"
+
+
+def _task_path(dag_id: str, run_id: str, task_id: str) -> str:
+    return f"{_run_path(dag_id, run_id)}/taskInstances/{quote(task_id, safe='')}"
+
+
+def _detail(response: httpx.Response) -> str:
+    """The answer's reason in one line."""
+    with contextlib.suppress(ValueError, AttributeError):
+        detail = response.json().get("detail")
+        if detail:
+            return " ".join(str(detail if isinstance(detail, str) else json.dumps(detail)).split())
+    return f"HTTP {response.status_code}"
+
+
+def _log_line(event: Any) -> str:
+    if isinstance(event, str):
+        return event
+    stamp = f"[{event['timestamp']}] " if event.get("timestamp") else ""
+    error = f" {json.dumps(event['error_detail'])}" if event.get("error_detail") else ""
+    return f"{stamp}{event.get('event', '')}{error}"
