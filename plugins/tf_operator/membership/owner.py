@@ -1,0 +1,44 @@
+"""Carries the decision through time: the clock, the elapsed time that survives a process, what is worth saying."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from tf_operator.identity import ReplicaId
+from tf_operator.job_spec.rendered import RenderedJob
+from tf_operator.membership.decide import Facts, Timers, decide
+from tf_operator.membership.messages import Cluster, Member
+
+SAY_AGAIN = 30.0
+"""Seconds after which an unchanged message is said again, so that `elapsed` is not lost with the process."""
+
+
+class Owner:
+    """Owns the membership of one attempt. `cluster` is its present message."""
+
+    def __init__(self, job: RenderedJob, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
+        self.job = job
+        self.cluster = cluster
+        self._clock = clock
+        self._timers = Timers()
+        self._began = clock() - cluster.elapsed
+        self._said = cluster
+
+    def step(self, members: Mapping[ReplicaId, Member], states: Mapping[ReplicaId, str | None]) -> bool:
+        """Decide on these facts; True where the message has to be said (again). Other attempts' members are dropped."""
+        now = self._clock()
+        known = {r: m for r, m in members.items() if m.attempt == self.cluster.attempt}
+        cluster = replace(self.cluster, elapsed=now - self._began)
+        self.cluster, self._timers = decide(self.job, cluster, self._timers, Facts(now, known, states))
+        news = replace(self.cluster, elapsed=0.0) != replace(self._said, elapsed=0.0)
+        if news or self.cluster.elapsed - self._said.elapsed >= SAY_AGAIN:
+            self._said = self.cluster
+            return True
+        return False
+
+    def fail(self, reason: str) -> None:
+        """End the attempt as failed for a reason that lies outside the replicas."""
+        if not self.cluster.phase.terminal:
+            self.cluster = self.cluster.failed(reason)

@@ -1,0 +1,106 @@
+"""What a replica's program is given: its environment and its launch. Pure: the host's part is passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tf_operator.cluster_spec import tf_config_json
+from tf_operator.identity import Identity, ReplicaId
+from tf_operator.job_spec.rendered import RenderedJob, ReplicaGroup
+from tf_operator.membership import Cluster
+from tf_operator.runners.base import Launch, SecretBundle
+
+INHERITED = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH")
+"""What a program sees of the worker's own environment. Nothing of Airflow's or Vault's configuration is among it."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of one replica, as the cluster message allows it."""
+
+    identity: Identity
+    incarnation: int
+    cluster: Cluster
+
+    @property
+    def replica(self) -> ReplicaId:
+        """The replica that starts."""
+        return self.identity.replica
+
+    @property
+    def generation(self) -> int:
+        """The generation the program is started in."""
+        return self.cluster.launch[str(self.replica)]
+
+
+def result_path(model_dir: str | Path, attempt: str, replica: ReplicaId) -> Path:
+    """Where a replica's program may write its result (JSON); the deciding replica's becomes the group's XCom."""
+    return Path(model_dir) / ".tf_operator" / "results" / f"{attempt}-{replica}.json"
+
+
+def program_env(
+    job: RenderedJob, start: Start, *, inherited: Mapping[str, str], devices: Sequence[str]
+) -> dict[str, str]:
+    """The program's whole environment but for secrets. `devices`: leased ids, none = the program sees no device."""
+    group = job.group_of(start.replica)
+    env = {key: inherited[key] for key in INHERITED if key in inherited}
+    env |= {"PYTHONUNBUFFERED": "1", "GRPC_FAIL_FAST": "use_caller"}
+    env |= _no_proxy(start.cluster)
+    env |= _threads(group)
+    env |= group.env
+    env["CUDA_VISIBLE_DEVICES"] = ",".join(devices) if devices else "-1"
+    env |= {
+        "TF_OPERATOR_MODEL_DIR": job.model_dir,
+        "TF_OPERATOR_RESULT": str(result_path(job.model_dir, start.cluster.attempt, start.replica)),
+        "TF_OPERATOR_GENERATION": str(start.generation),
+    }
+    config = tf_config_json(job, dict(start.cluster.spec), start.replica)
+    if config is not None:
+        env["TF_CONFIG"] = config
+    return env
+
+
+def _no_proxy(cluster: Cluster) -> dict[str, str]:
+    """gRPC would send the cluster's own traffic through a proxy otherwise."""
+    hosts = {address.rpartition(":")[0].strip("[]") for role in cluster.spec.values() for address in role}
+    text = ",".join(sorted(hosts))
+    return {"no_proxy": text, "NO_PROXY": text} if text else {}
+
+
+def _threads(group: ReplicaGroup) -> dict[str, str]:
+    """For processes `cpus` sizes the thread pools; it reserves nothing."""
+    if group.cpus is None or group.runtime.kind != "process":
+        return {}
+    threads = str(max(1, round(group.cpus)))
+    return {"OMP_NUM_THREADS": threads, "TF_NUM_INTRAOP_THREADS": threads, "TF_NUM_INTEROP_THREADS": threads}
+
+
+def make_launch(
+    job: RenderedJob,
+    start: Start,
+    *,
+    inherited: Mapping[str, str],
+    secrets: SecretBundle,
+    devices: Sequence[str] = (),
+    device_fds: Sequence[int] = (),
+) -> Launch:
+    """Everything the runner needs to start the program once."""
+    group = job.group_of(start.replica)
+    return Launch(
+        identity=start.identity,
+        attempt=start.cluster.attempt,
+        incarnation=start.incarnation,
+        generation=start.generation,
+        argv=tuple(group.command),
+        working_dir=group.working_dir,
+        env=program_env(job, start, inherited=inherited, devices=devices),
+        secrets=secrets,
+        memory=group.memory,
+        termination_grace=job.run_policy.termination_grace,
+        orphan_timeout=job.run_policy.orphan_timeout,
+        runtime=group.runtime.model_dump(),
+        devices=tuple(devices),
+        device_fds=tuple(device_fds),
+    )
