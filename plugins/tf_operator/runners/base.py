@@ -38,7 +38,8 @@ class Launch:
 
     `argv` is passed literally (no shell). `env` is complete: the program sees this, the runner's own helps
     (`TF_OPERATOR_*` paths) and the secrets, nothing else. `memory` is in bytes, `cpus` in cores.
-    `devices` are the ids the replica was leased, empty for none.
+    `devices` are the ids the replica was leased, empty for none; `device_fds` the locks of that lease, which the
+    program's keeper holds on to for as long as the program lives.
     """
 
     identity: Identity
@@ -53,6 +54,8 @@ class Launch:
     termination_grace: float = 30.0
     orphan_timeout: float = 900.0
     runtime: Mapping[str, Any] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+    device_fds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
