@@ -6,114 +6,15 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Literal, Self
+from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
 import httpx
 
 from tf_operator.errors import ApiError
+from tf_operator.services.api_data import Pool, Run, TaskState
 
-FINISHED = frozenset({"success", "failed"})
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-
-
-def _time(value: str | None) -> datetime | None:
-    return datetime.fromisoformat(value) if value else None
-
-
-@dataclass(frozen=True)
-class Run:
-    """One DAG run."""
-
-    dag_id: str
-    run_id: str
-    state: str
-    conf: Mapping[str, Any]
-    start: datetime | None
-    end: datetime | None
-    raw: Mapping[str, Any]
-
-    @classmethod
-    def read(cls, raw: Mapping[str, Any]) -> Self:
-        """From the API's JSON."""
-        return cls(
-            raw["dag_id"],
-            raw["dag_run_id"],
-            raw["state"],
-            raw.get("conf") or {},
-            _time(raw.get("start_date")),
-            _time(raw.get("end_date")),
-            raw,
-        )
-
-    @property
-    def finished(self) -> bool:
-        """True once the run cannot change by itself."""
-        return self.state in FINISHED
-
-
-@dataclass(frozen=True)
-class TaskState:
-    """One task instance, in its newest try. `label` is its name in the UI's grid: `worker [worker-1]`."""
-
-    task_id: str
-    map_index: int
-    state: str | None
-    try_number: int
-    start: datetime | None
-    end: datetime | None
-    hostname: str
-    pool: str
-    pool_slots: int
-    raw: Mapping[str, Any]
-
-    @classmethod
-    def read(cls, raw: Mapping[str, Any]) -> Self:
-        """From the API's JSON."""
-        return cls(
-            raw["task_id"],
-            raw["map_index"],
-            raw["state"],
-            raw["try_number"],
-            _time(raw.get("start_date")),
-            _time(raw.get("end_date")),
-            raw.get("hostname") or "",
-            raw["pool"],
-            raw["pool_slots"],
-            raw,
-        )
-
-    @property
-    def name(self) -> str:
-        """The last part of the task id, with the map label: `worker-1`, or `worker[1]` where it has no label."""
-        short = self.task_id.rpartition(".")[2]
-        if self.map_index < 0:
-            return short
-        return str(self.raw.get("rendered_map_index") or f"{short}[{self.map_index}]")
-
-
-@dataclass(frozen=True)
-class Pool:
-    """One pool: its size, and the slots held by what runs, waits in the executor's queue or is deferred."""
-
-    name: str
-    slots: int
-    held: int
-    open: int
-    description: str
-    include_deferred: bool
-
-    @classmethod
-    def read(cls, raw: Mapping[str, Any]) -> Self:
-        """From the API's JSON. `held` counts deferred tasks only where the pool does."""
-        held = raw["running_slots"] + raw["queued_slots"]
-        if raw["include_deferred"]:
-            held += raw["deferred_slots"]
-        return cls(
-            raw["name"], raw["slots"], held, raw["open_slots"], raw.get("description") or "", raw["include_deferred"]
-        )
 
 
 class AirflowApi:
@@ -136,16 +37,16 @@ class AirflowApi:
 
     def request(self, method: str, path: str, *, body: Any = None, **query: Any) -> Any:
         """Call `/api/v2/<path>`; the answer's JSON (None where it is empty)."""
-        response = self._send(method, f"/api/v2/{path}", body, query, "application/json")
+        response = self._send(method, f"/api/v2/{path}", body, query)
         return response.json() if response.content else None
 
-    def _send(self, method: str, path: str, body: Any, query: Mapping[str, Any], accept: str) -> httpx.Response:
-        headers = {"Accept": accept} | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
+    def _send(self, method: str, path: str, body: Any, query: Mapping[str, Any]) -> httpx.Response:
+        headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
         params = {key: value for key, value in query.items() if value is not None}
         try:
             response = self._http.request(method, path, json=body, params=params, headers=headers)
             if response.status_code == httpx.codes.UNAUTHORIZED and self._log_in():
-                return self._send(method, path, body, query, accept)
+                return self._send(method, path, body, query)
         except httpx.HTTPError as error:
             raise ApiError(
                 f"Airflow's API at {self.base_url} does not answer: {error or type(error).__name__}"
@@ -178,6 +79,20 @@ class AirflowApi:
                 return None
             raise
         return found
+
+    def dags(self) -> list[dict[str, Any]]:
+        """The DAGs Airflow knows; at most 100."""
+        found: list[dict[str, Any]] = self.request("GET", "dags", limit=100, exclude_stale=False)["dags"]
+        return found
+
+    def reparse(self, dag: Mapping[str, Any]) -> None:
+        """Ask for the DAG's file to be read before all others."""
+        try:
+            self.request("PUT", f"parseDagFile/{quote(dag['file_token'], safe='')}")
+        except ApiError as error:
+            # The same request is waiting already.
+            if error.status != httpx.codes.CONFLICT:
+                raise
 
     def import_errors(self) -> dict[str, str]:
         """Why a DAG file could not be read: file name → text."""
@@ -239,10 +154,15 @@ class AirflowApi:
 
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1) -> str:
         """A try's whole log, one line per event, without colours."""
-        path = f"/api/v2/{_task_path(dag_id, run_id, task_id)}/logs/{try_number}"
-        query = {"map_index": map_index, "full_content": True}
-        events = self._send("GET", path, None, query, "application/json").json()["content"]
-        return "\n".join(_log_line(event) for event in events)
+        return "\n".join(_log_line(event) for event in self.log_events(dag_id, run_id, task_id, try_number, map_index))
+
+    def log_events(
+        self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1
+    ) -> list[dict[str, Any]]:
+        """A try's whole log as Airflow keeps it; an exception is in `error_detail`."""
+        path = f"{_task_path(dag_id, run_id, task_id)}/logs/{try_number}"
+        content = self.request("GET", path, map_index=map_index, full_content=True)["content"]
+        return [{"event": event} if isinstance(event, str) else event for event in content]
 
     # What a person does
 
@@ -301,9 +221,7 @@ def _detail(response: httpx.Response) -> str:
     return f"HTTP {response.status_code}"
 
 
-def _log_line(event: Any) -> str:
-    if isinstance(event, str):
-        return event
+def _log_line(event: Mapping[str, Any]) -> str:
     stamp = f"[{event['timestamp']}] " if event.get("timestamp") else ""
     error = f" {json.dumps(event['error_detail'])}" if event.get("error_detail") else ""
     return f"{stamp}{event.get('event', '')}{error}"

@@ -87,10 +87,10 @@ class Guard:
         family: list[psutil.Process] = []
         for service in running:
             main = psutil.Process(self._pids[service.name])
-            children = _descendants(main)
-            family += [main, *children]
+            family += [main, *_descendants(main)]
             if service.children_first:
-                _signal(children, signal.SIGTERM)
+                # Only the nearest: a LocalExecutor worker passes it on to its task and reports the task's end.
+                _signal(_children(main), signal.SIGTERM)
             _signal([main], signal.SIGTERM)
         patience = max((service.patience for service in running), default=0.0)
         self._wait(lambda: not any(service.name in self._pids for service in running), patience)
@@ -100,7 +100,9 @@ class Guard:
     def stop_all(self, order: list[list[str]], cleanup: list[str] | None) -> None:
         """End the services group by group, run `cleanup`, and kill whatever is still below us."""
         for names in order:
+            began = time.monotonic()
             self.stop(names)
+            print(f"{names}: ended in {time.monotonic() - began:.1f} s", file=sys.stderr)  # noqa: T201 - our own log
         if cleanup:
             self._run(cleanup, deadline=20.0)
         for _ in range(5):
@@ -129,11 +131,15 @@ def _die_with_parent() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _descendants(process: psutil.Process) -> list[psutil.Process]:
+def _children(process: psutil.Process, recursive: bool = False) -> list[psutil.Process]:
     try:
-        return process.children(recursive=True)
+        return process.children(recursive=recursive)
     except psutil.NoSuchProcess:
         return []
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    return _children(process, recursive=True)
 
 
 def _signal(processes: Iterable[psutil.Process], number: int) -> None:

@@ -1,0 +1,93 @@
+"""The pools an installation needs (`configs/pools.yaml`), and what a pool's description tells the cluster policy.
+
+Airflow keeps no settings with a pool but its description, so `slots_per_gpu` is written there, as
+`tf_operator slots_per_gpu=2` at its end, after whatever text a person gave.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tf_operator.errors import PreflightError
+
+_MARK = re.compile(r"tf_operator slots_per_gpu=(\d+)")
+
+
+class _PoolConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    slots: int | Literal["auto"] = "auto"
+    slots_per_gpu: int = Field(default=1, ge=1)
+    description: str = ""
+
+
+class _PoolsFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pools: dict[str, _PoolConfig]
+
+
+@dataclass(frozen=True)
+class WantedPool:
+    """A pool as Airflow shall have it. Deferred tasks count: a job holds its slots from the triggerer."""
+
+    name: str
+    slots: int
+    description: str
+    include_deferred: bool = True
+
+
+def slots_per_gpu(description: str | None) -> int:
+    """What a pool's description says; 1 where it says nothing."""
+    found = _MARK.search(description or "")
+    return int(found[1]) if found else 1
+
+
+def describe(text: str, per_gpu: int) -> str:
+    """The description `slots_per_gpu` reads back."""
+    return f"{text.strip()} [tf_operator slots_per_gpu={per_gpu}]".strip()
+
+
+def wanted_pools(path: Path, count_gpus: Callable[[], int]) -> list[WantedPool]:
+    """Read the file. `count_gpus` is asked only where a pool says `auto`. PreflightError naming the faulty field."""
+    import yaml
+
+    try:
+        raw = yaml.safe_load(path.read_text())
+        config = _PoolsFile.model_validate(raw)
+    except OSError as error:
+        raise PreflightError(f"{path}: {error.strerror}; it lists the pools to create") from None
+    except yaml.YAMLError as error:
+        raise PreflightError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise PreflightError(f"{path}: {where} = {first['input']!r}: {first['msg']}") from None
+    return [_wanted(name, pool, count_gpus) for name, pool in config.pools.items()]
+
+
+def _wanted(name: str, pool: _PoolConfig, count_gpus: Callable[[], int]) -> WantedPool:
+    slots = count_gpus() * pool.slots_per_gpu if pool.slots == "auto" else pool.slots
+    return WantedPool(name, slots, describe(pool.description, pool.slots_per_gpu))
+
+
+def disagreements(wanted: list[WantedPool], actual: Mapping[str, Any]) -> list[str]:
+    """One line per difference; `actual` holds Airflow's pools by name, with the same attributes."""
+    lines: list[str] = []
+    for pool in wanted:
+        found = actual.get(pool.name)
+        if found is None:
+            lines.append(f"pool {pool.name}: missing, wanted with {pool.slots} slots")
+            continue
+        lines += [
+            f"pool {pool.name}: {field} is {getattr(found, field)!r}, wanted {getattr(pool, field)!r}"
+            for field in ("slots", "description", "include_deferred")
+            if getattr(found, field) != getattr(pool, field)
+        ]
+    return lines
