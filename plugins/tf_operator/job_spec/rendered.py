@@ -126,6 +126,6 @@ class RenderedJob(_Data):
 
     @property
     def decider(self) -> ReplicaId:
-        """The replica whose end decides the job under success_policy `chief`: the chief, else worker 0, else the first."""
+        """Whose end decides the job under success_policy `chief`: the chief, else worker 0, else the first replica."""
         by_role = {replica.role: replica for replica in reversed(self.replicas)}
         return by_role.get("chief") or by_role.get("worker") or self.replicas[0]

@@ -1,0 +1,72 @@
+"""Job files: text to a document, with every fault of the text itself told in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from tf_operator.errors import JobFileError
+from tf_operator.job_spec.document import Document
+from tf_operator.job_spec.faults import Fault, Source, explained
+
+
+def read_job_file(path: str | os.PathLike[str]) -> tuple[dict[str, object], Source]:
+    """Read a YAML or JSON file. JobFileError if it cannot be read, is malformed, or gives a key twice."""
+    place = os.fspath(path)
+    text = _read(place)
+    document = _parse(place, text)
+    source = Source(place, document.lines)
+    if not isinstance(document.value, dict):
+        raise JobFileError(f"{place}:1: the file holds no job; write a mapping with the keys name, program, replicas")
+    if document.repeated:
+        faults = [
+            Fault(path_, f"is given twice, first on line {first}; keep one", line=line)
+            for path_, first, line in document.repeated
+        ]
+        raise explained(faults, document.value.get("name"), source)
+    return document.value, source
+
+
+def _read(place: str) -> str:
+    try:
+        return Path(place).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise JobFileError(f"{place}: cannot be read: {error.strerror}; name a job file, YAML or JSON") from None
+    except UnicodeDecodeError as error:
+        raise JobFileError(f"{place}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+
+
+def _parse(place: str, text: str) -> Document:
+    if place.endswith(".json"):
+        return _parse_json(place, text)
+    return _parse_yaml(place, text)
+
+
+def _parse_json(place: str, text: str) -> Document:
+    from tf_operator.job_spec.json_lines import read_json
+
+    try:
+        return read_json(text)
+    except json.JSONDecodeError as error:
+        raise JobFileError(
+            f"{place}:{error.lineno}: is not JSON: {error.msg} (column {error.colno}); correct it"
+        ) from None
+    except RecursionError:
+        raise JobFileError(f"{place}: is nested too deep; a job has a few levels") from None
+
+
+def _parse_yaml(place: str, text: str) -> Document:
+    import yaml
+
+    from tf_operator.job_spec.yaml_lines import read_yaml
+
+    try:
+        return read_yaml(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise JobFileError(f"{place}{line}: is not YAML: {problem}; correct it") from None
+    except RecursionError:
+        raise JobFileError(f"{place}: is nested too deep; a job has a few levels") from None

@@ -1,0 +1,144 @@
+"""Jinja in a job's values: found and checked when the job is read, evaluated when the run's params are known."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import StrictUndefined, TemplateSyntaxError, Undefined, nodes
+from jinja2.sandbox import SandboxedEnvironment
+
+PARAM_REF = re.compile(r"\{\{ *params\.([A-Za-z_][A-Za-z0-9_]*) *\}\}")
+"""The one form that counts, GPUs, slots and the pool may have, beside a literal."""
+
+RAW = "put {% raw %}...{% endraw %} around text that is not a template"
+
+
+def is_template(value: object) -> bool:
+    """Tell whether Jinja would see anything in `value`."""
+    return isinstance(value, str) and any(mark in value for mark in ("{{", "{%", "{#"))
+
+
+def param_ref(value: object) -> str | None:
+    """The name X where `value` is exactly `{{ params.X }}`."""
+    found = PARAM_REF.fullmatch(value) if isinstance(value, str) else None
+    return found[1] if found else None
+
+
+def check(text: str, declared: Mapping[str, Any]) -> None:
+    """Parse the template. ValueError if it is broken or names a param that `declared` does not have."""
+    for name in _param_names(_parse(text)):
+        if name not in declared:
+            raise ValueError(f"params.{name} is not declared; {nearest(name, declared) or 'add it to params'}")
+
+
+def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str | None:
+    """`did you mean X?`, where something is close enough."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]}?" if close else None
+
+
+def render(text: str, context: Mapping[str, Any]) -> Any:
+    """Evaluate one value: text, but a lone `{{ expr }}` keeps its type. ValueError says what is wrong."""
+    expression = _lone_expression(_parse(text))
+    try:
+        return _text(text, context) if expression is None else _native(expression, context)
+    # The expression is the user's: it may raise anything, and what it raises is the user's to read in one line.
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"the template cannot be evaluated: {reason}; correct it, or {RAW}") from None
+
+
+class ParamValues(Mapping[str, Any]):
+    """Params as templates see them: `params.items` is the param of that name, never a method of a dict."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            values = object.__getattribute__(self, "_values")
+            if name in values:
+                return values[name]
+        return super().__getattribute__(name)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def _lone_expression(tree: nodes.Template) -> nodes.Expr | None:
+    match tree.body:
+        case [nodes.Output(nodes=[expression])] if not isinstance(expression, nodes.TemplateData):
+            return expression
+    return None
+
+
+def _text(text: str, context: Mapping[str, Any]) -> str:
+    return str(_environment().from_string(text).render(context))
+
+
+def _native(expression: nodes.Node, context: Mapping[str, Any]) -> Any:
+    # What Environment.compile_expression does, from a parsed node: it keeps Jinja's whitespace marks out of our hands.
+    assign = nodes.Assign(nodes.Name("value", "store", lineno=1), expression, lineno=1)
+    template = _environment().from_string(nodes.Template([assign], lineno=1))
+    scope = template.new_context(dict(context))
+    for _ in template.root_render_func(scope):
+        pass
+    value = scope.vars["value"]
+    if isinstance(value, Undefined):
+        str(value)
+    return str(value) if isinstance(value, str) else value
+
+
+def _parse(text: str) -> nodes.Template:
+    try:
+        return _environment().parse(text)
+    except TemplateSyntaxError as error:
+        raise ValueError(f"is not a complete template ({error.message}); {RAW}") from None
+
+
+def _param_names(tree: nodes.Template) -> Iterator[str]:
+    for access in tree.find_all(nodes.Getattr):
+        if _is_params(access.node):
+            yield access.attr
+    for item in tree.find_all(nodes.Getitem):
+        if _is_params(item.node) and isinstance(item.arg, nodes.Const):
+            yield str(item.arg.value)
+
+
+def _is_params(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Name) and node.name == "params"
+
+
+@lru_cache(maxsize=1)
+def _environment() -> SandboxedEnvironment:
+    environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, cache_size=0)
+    environment.filters.update(_AIRFLOW_FILTERS)
+    return environment
+
+
+def _format(pattern: str) -> Any:
+    return lambda moment: moment.strftime(pattern)
+
+
+def _ts(moment: datetime) -> str:
+    return moment.isoformat()
+
+
+_AIRFLOW_FILTERS = {
+    "ds": _format("%Y-%m-%d"),
+    "ds_nodash": _format("%Y%m%d"),
+    "ts": _ts,
+    "ts_nodash": _format("%Y%m%dT%H%M%S"),
+    "ts_nodash_with_tz": lambda moment: moment.isoformat().replace("-", "").replace(":", ""),
+}
