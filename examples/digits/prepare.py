@@ -1,0 +1,48 @@
+"""Write the encrypted data set: `DIGITS_DATA_KEY=... python -m digits.prepare --out FILE`.
+
+The images come with scikit-learn, so nothing is downloaded. A file that the key opens is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from digits.data import DataError, decrypt, encrypt, key_from_environment
+
+
+def prepare(out: Path) -> bool:
+    """Return whether the data set was written; False where the file was right already."""
+    cipher = key_from_environment()
+    try:
+        decrypt(out, cipher)
+    except DataError:
+        pass
+    else:
+        return False
+    from sklearn.datasets import load_digits  # slow to import, needed once per clone
+
+    digits = load_digits()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    encrypt(out, cipher, (digits.data / 16).astype(np.float32), digits.target.astype(np.int64))
+    return True
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    try:
+        print(f"{args.out}: {'written' if prepare(args.out) else 'kept'}")
+    except DataError as error:
+        print(f"digits: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

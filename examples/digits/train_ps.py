@@ -1,0 +1,246 @@
+"""Asynchronous parameter-server training on the digits, as one program for every role.
+
+It reads TF_CONFIG for the cluster and knows nothing of who started it. The chief trains: it decrypts the data, hands it
+to the workers, saves a checkpoint after each epoch and goes on from the last one it finds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from digits.data import DataError, Digits, key_from_environment, load
+
+HIDDEN = 64
+LEARNING_RATE = 0.3
+
+
+def say(text: str) -> None:
+    """Print a line at once, with the seconds since 1970 in front."""
+    print(f"{time.time():.2f} {text}", flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--steps-per-epoch", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to wait after each step")
+    parser.add_argument("--data", type=Path, default=os.environ.get("DIGITS_DATA"))
+    parser.add_argument("--model-dir", type=Path, default=os.environ.get("TF_OPERATOR_MODEL_DIR"))
+    return parser.parse_args()
+
+
+def role() -> tuple[str, int]:
+    """Return what this process is in the cluster of TF_CONFIG."""
+    try:
+        task = json.loads(os.environ["TF_CONFIG"])["task"]
+        return str(task["type"]), int(task["index"])
+    except (KeyError, ValueError, TypeError):
+        raise DataError("TF_CONFIG is not set, or has no task: start this program as a replica of a job") from None
+
+
+def serve() -> None:
+    """Run a ps or a worker: it works for the chief until it is stopped."""
+    import tensorflow as tf
+
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    server = tf.distribute.Server(
+        resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
+    )
+    say(f"{resolver.task_type} {resolver.task_id} serves at {server.target}")
+    server.join()
+
+
+@dataclass
+class Model:
+    """The variables, all of them on the ps: what a lost worker knew is lost with nothing."""
+
+    weights: list[Any]
+    step: Any
+    epoch: Any
+    loss: Any  # summed over the epoch's steps
+
+    def logits(self, x: Any) -> Any:
+        import tensorflow as tf
+
+        w1, b1, w2, b2 = self.weights
+        return tf.nn.relu(x @ w1 + b1) @ w2 + b2
+
+
+def make_model() -> Model:
+    """Create the variables; in the strategy's scope."""
+    import tensorflow as tf
+
+    def kernel(rows: int, columns: int, seed: int) -> Any:
+        start = tf.random.stateless_normal([rows, columns], [seed, 0], stddev=(2 / rows) ** 0.5)
+        return tf.Variable(start, name=f"kernel{seed}")
+
+    weights = [
+        kernel(64, HIDDEN, 1),
+        tf.Variable(tf.zeros([HIDDEN])),
+        kernel(HIDDEN, 10, 2),
+        tf.Variable(tf.zeros([10])),
+    ]
+    step, epoch = (tf.Variable(0, dtype=tf.int64, name=name) for name in ("step", "epoch"))
+    return Model(weights, step, epoch, tf.Variable(0.0, name="loss"))
+
+
+def make_step(model: Model) -> Callable[[Any], Any]:
+    """Return one training step, run by a worker on a batch of its own data."""
+    import tensorflow as tf
+
+    @tf.function
+    def step(batches: Any) -> None:
+        x, y = next(batches)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, model.logits(x)))
+        for weight, gradient in zip(model.weights, tape.gradient(loss, model.weights), strict=True):
+            weight.assign_sub(LEARNING_RATE * gradient)
+        model.loss.assign_add(loss)
+        model.step.assign_add(1)
+
+    return step
+
+
+def make_batches(coordinator: Any, digits: Digits, batch_size: int) -> Any:
+    """Return each worker's endless batches. The arrays travel from the chief inside the data set's graph."""
+    import tensorflow as tf
+
+    def dataset(_: Any = None) -> Any:
+        pairs = tf.data.Dataset.from_tensor_slices((digits.train_x, digits.train_y))
+        return pairs.shuffle(len(digits.train_x)).repeat().batch(batch_size).prefetch(2)
+
+    @tf.function
+    def per_worker() -> Any:
+        return coordinator.strategy.distribute_datasets_from_function(dataset)
+
+    return iter(coordinator.create_per_worker_dataset(per_worker))
+
+
+class Training:
+    """What the chief does: restore, train epoch by epoch, save, and measure in the end."""
+
+    def __init__(self, args: argparse.Namespace, digits: Digits) -> None:
+        import tensorflow as tf
+
+        self.args = args
+        self.digits = digits
+        self.stepped = False
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        say("waiting for the cluster")
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        self.coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        say("the cluster is complete")
+        with strategy.scope():
+            self.model = make_model()
+        model = self.model
+        self.checkpoint = tf.train.Checkpoint(step=model.step, epoch=model.epoch, weights=model.weights)
+        self.manager = tf.train.CheckpointManager(self.checkpoint, str(args.model_dir), max_to_keep=3)
+        # Saved by the chief, so that the ps need not see model_dir.
+        self.options = tf.train.CheckpointOptions(experimental_io_device="/job:chief")
+
+    def run(self) -> dict[str, Any]:
+        """Train what is left of the epochs; return the result."""
+        if self.manager.latest_checkpoint:
+            self.checkpoint.restore(self.manager.latest_checkpoint, self.options).assert_consumed()
+            say(f"restored step {self.steps}")
+        batches = make_batches(self.coordinator, self.digits, self.args.batch_size)
+        self.step = functools.partial(self.coordinator.schedule, make_step(self.model), args=(batches,))
+        for epoch in range(int(self.model.epoch.numpy()) + 1, self.args.epochs + 1):
+            self.epoch(epoch)
+        return self.result()
+
+    def epoch(self, epoch: int) -> None:
+        """Have the workers do an epoch's steps. A step that a lost worker had begun is done again by another."""
+        began = time.monotonic()
+        for _ in range(self.args.steps_per_epoch):
+            self.step()
+            if not self.stepped:
+                self.coordinator.join()
+                self.stepped = True
+                say(f"first step at {time.time():.3f}")
+            time.sleep(self.args.step_delay)
+        self.coordinator.join()
+        loss = float(self.model.loss.numpy()) / self.args.steps_per_epoch
+        self.model.loss.assign(0.0)
+        self.model.epoch.assign(epoch)
+        self.manager.save(options=self.options)
+        spent = time.monotonic() - began
+        say(f"epoch {epoch}/{self.args.epochs} step {self.steps} loss {loss:.4f} in {spent:.2f} s")
+
+    @property
+    def steps(self) -> int:
+        """Steps done in all, over restarts."""
+        return int(self.model.step.numpy())
+
+    def result(self) -> dict[str, Any]:
+        """Measure on the held-out images."""
+        import tensorflow as tf
+
+        guesses = tf.argmax(self.model.logits(self.digits.test_x), axis=1).numpy()
+        return {
+            "accuracy": round(float((guesses == self.digits.test_y).mean()), 4),
+            "steps": self.steps,
+            "epochs": int(self.model.epoch.numpy()),
+            "tensorflow": tf.__version__,
+        }
+
+
+def write_result(result: dict[str, Any]) -> None:
+    """Print the result, and leave it where TF_OPERATOR_RESULT says."""
+    say("result " + json.dumps(result))
+    if target := os.environ.get("TF_OPERATOR_RESULT"):
+        part = Path(f"{target}.{os.getpid()}")
+        part.write_text(json.dumps(result))
+        part.replace(target)
+
+
+def lead(args: argparse.Namespace) -> int:
+    """Run the chief; return its exit code. What can be wrong with its input is found before TensorFlow is imported."""
+    if not args.data:
+        raise DataError("no data set: give --data, or set DIGITS_DATA")
+    if not args.model_dir:
+        raise DataError("no place for checkpoints: give --model-dir, or set TF_OPERATOR_MODEL_DIR")
+    digits = load(args.data, key_from_environment())
+    import tensorflow as tf
+
+    try:
+        write_result(Training(args, digits).run())
+    except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+        # TensorFlow's account is fifty lines long; the last line is what people are shown first.
+        traceback.print_exc()
+        lines = str(error).splitlines()
+        say("the cluster is lost: " + next((line for line in lines if "onnect" in line), lines[0]).strip())
+        return 1
+    return 0
+
+
+def main() -> int:
+    """Run this process's role."""
+    args = arguments()
+    try:
+        kind, _ = role()
+        if kind == "chief":
+            return lead(args)
+        if kind not in ("ps", "worker"):
+            raise DataError(f"TF_CONFIG gives this process the role {kind}: chief, worker and ps are known here")
+        serve()
+    except DataError as error:
+        print(f"digits: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
