@@ -49,7 +49,7 @@ class _Channel:
 
 
 class _Store(dict[str, Any]):
-    """A replica's memory between its tries. Copied through JSON, so that nothing works here that Airflow would refuse."""
+    """A replica's memory between its tries. Copied through JSON: nothing works here that Airflow would refuse."""
 
     def set(self, key: str, value: Any) -> None:
         self[key] = json.loads(json.dumps(value))

@@ -49,6 +49,13 @@ def slots_per_gpu(description: str | None) -> int:
     return int(found[1]) if found else 1
 
 
+def configured_slots_per_gpu(path: Path, pool: str | None) -> int:
+    """What the file says of a pool; 1 where it says nothing, or there is none."""
+    if pool is None or not path.exists():
+        return 1
+    return next((slots_per_gpu(each.description) for each in wanted_pools(path, lambda: 0) if each.name == pool), 1)
+
+
 def describe(text: str, per_gpu: int) -> str:
     """The description `slots_per_gpu` reads back."""
     return f"{text.strip()} [tf_operator slots_per_gpu={per_gpu}]".strip()

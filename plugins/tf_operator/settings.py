@@ -19,7 +19,7 @@ def get(key: str) -> str | None:
 
 
 def project_dir(start: Path | None = None) -> Path:
-    """The folder relative paths of a job file start at: `project_dir`, else the nearest one upwards with `configs/jobs`."""
+    """Where relative paths of a job file start: `project_dir`, else the nearest folder upwards with `configs/jobs`."""
     if configured := get("project_dir"):
         return Path(configured).expanduser().resolve()
     here = (start or Path.cwd()).resolve()

@@ -183,6 +183,10 @@ class Watcher:
         if handle:
             self._host.runner.stop(handle, self._job.run_policy.termination_grace)
 
+    def alive(self) -> bool:
+        """True while the program this watcher knows of has not ended."""
+        return self._handle is not None and self._host.runner.poll(self._handle) is None
+
     def _step(self) -> Outcome | None:
         """One look at everything. Public state changes are published as they happen."""
         self._follow_program()

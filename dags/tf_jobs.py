@@ -1,0 +1,36 @@
+"""One DAG for each job file in configs/jobs. A faulty file gets a DAG that says so; the others are not touched."""
+
+import logging
+from pathlib import Path
+
+from airflow.sdk import DAG
+from tf_operator import settings
+from tf_operator.errors import JobError
+from tf_operator.job_spec import TensorFlowJob
+from tf_operator.task_group import as_dag, broken_dag
+
+project = settings.project_dir(Path(__file__).parent)
+
+
+def read(file: Path) -> DAG:
+    """The DAG of one job file."""
+    try:
+        return as_dag(TensorFlowJob.from_file(file), project_dir=project, fileloc=__file__)
+    except JobError as error:
+        logging.getLogger(__name__).error("%s", error)
+        return broken_dag(f"invalid.{file.stem}", str(error))
+
+
+def read_all() -> dict[str, DAG]:
+    """The DAGs of all job files, by DAG id."""
+    folder = project / "configs" / "jobs"
+    dags: dict[str, DAG] = {}
+    for file in sorted(path for path in folder.rglob("*") if path.suffix in (".yaml", ".yml", ".json")):
+        dag = read(file)
+        if dag.dag_id in dags:
+            dag = broken_dag(f"invalid.{file.stem}", f"{file}: name = {dag.dag_id}: another job file has that name")
+        dags[dag.dag_id] = dag
+    return dags
+
+
+globals().update(read_all())

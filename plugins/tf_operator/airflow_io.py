@@ -1,0 +1,173 @@
+"""The thin part that talks to Airflow through the Task SDK: XComs, task states, the task state store, variables.
+
+Nothing here decides anything. All functions are synchronous calls of the SDK; triggers call them off the event loop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from airflow.sdk import Variable
+from airflow.sdk.execution_time.context import NEVER_EXPIRE
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from airflow.sdk.execution_time.xcom import XCom
+
+from tf_operator.membership import Cluster, Member
+from tf_operator.plan import GroupRef, Place, Plan
+from tf_operator.supervision import ChannelError
+
+PLAN_KEY, CLUSTER_KEY, MEMBER_KEY = "plan", "cluster", "member"
+
+LIVE = frozenset({"running", "deferred", "queued", "scheduled", "restarting", "up_for_retry", "up_for_reschedule"})
+"""States of a task that has not ended."""
+
+
+def read_plan(ref: GroupRef) -> Plan | None:
+    """The plan of the latest attempt, None while there is none."""
+    data = XCom.get_one(key=PLAN_KEY, dag_id=ref.dag_id, run_id=ref.run_id, task_id=ref.task("plan"), map_index=-1)
+    return Plan.model_validate(data) if data else None
+
+
+def read_cluster(ref: GroupRef, attempt: str) -> Cluster | None:
+    """The owner's message of this attempt; any other attempt's is dropped."""
+    data = XCom.get_one(
+        key=CLUSTER_KEY, dag_id=ref.dag_id, run_id=ref.run_id, task_id=ref.task("cluster"), map_index=-1
+    )
+    return Cluster.from_json(data) if data and data.get("attempt") == attempt else None
+
+
+def write_cluster(ref: GroupRef, cluster: Cluster) -> None:
+    """Publish the owner's message."""
+    XCom.set(
+        key=CLUSTER_KEY,
+        value=cluster.to_json(),
+        dag_id=ref.dag_id,
+        run_id=ref.run_id,
+        task_id=ref.task("cluster"),
+    )
+
+
+def read_member(ref: GroupRef, place: Place) -> Member | None:
+    """A replica's message, of whatever attempt; None while there is none."""
+    data = XCom.get_one(
+        key=MEMBER_KEY, dag_id=ref.dag_id, run_id=ref.run_id, task_id=place.task_id, map_index=place.map_index
+    )
+    return Member.from_json(data) if data else None
+
+
+def write_member(ref: GroupRef, place: Place, member: Member) -> None:
+    """Publish a replica's message."""
+    XCom.set(
+        key=MEMBER_KEY,
+        value=member.to_json(),
+        dag_id=ref.dag_id,
+        run_id=ref.run_id,
+        task_id=place.task_id,
+        map_index=place.map_index,
+    )
+
+
+def task_states(ref: GroupRef, task_ids: Iterable[str]) -> dict[str, str | None]:
+    """States by task id (`<task id>_<map index>` where mapped), one call for all."""
+    answer = RuntimeTaskInstance.get_task_states(dag_id=ref.dag_id, run_ids=[ref.run_id], task_ids=list(task_ids))
+    return {key: None if value is None else str(value) for key, value in answer.get(ref.run_id, {}).items()}
+
+
+def run_is_over(dag_id: str, run_id: str) -> bool:
+    """True where that run has ended or is not there any more."""
+    if RuntimeTaskInstance.get_dr_count(dag_id=dag_id, run_ids=[run_id]) == 0:
+        return True
+    return RuntimeTaskInstance.get_dagrun_state(dag_id=dag_id, run_id=run_id) in ("success", "failed")
+
+
+class AirflowStore:
+    """A replica's memory in Airflow's task state store: survives retries and clears, goes with the run."""
+
+    def __init__(self, accessor: Any) -> None:
+        self._accessor = accessor
+
+    def get(self, key: str) -> Any:
+        """The value, or None. ChannelError if it cannot be asked for now."""
+        try:
+            return self._accessor.get(key)
+        except Exception as error:
+            raise ChannelError(f"{type(error).__name__}: {error}") from error
+
+    def set(self, key: str, value: Any) -> None:
+        """Write or overwrite; never expires while the run is kept."""
+        try:
+            self._accessor.set(key, value, retention=NEVER_EXPIRE)
+        except Exception as error:
+            raise ChannelError(f"{type(error).__name__}: {error}") from error
+
+
+class AirflowChannel:
+    """How a replica's task and the cluster trigger hear of each other."""
+
+    def __init__(self, ref: GroupRef, place: Place, attempt: str) -> None:
+        self._ref, self._place, self._attempt = ref, place, attempt
+
+    def publish(self, member: Member) -> None:
+        """Write this replica's XCom."""
+        self._call(write_member, self._ref, self._place, member)
+
+    def cluster(self) -> Cluster | None:
+        """The owner's message of this attempt."""
+        found: Cluster | None = self._call(read_cluster, self._ref, self._attempt)
+        return found
+
+    def owner_state(self) -> str:
+        """`alive` while the cluster task holds the slots, else what has become of it."""
+        task_id = self._ref.task("cluster")
+        states: Mapping[str, str | None] = self._call(task_states, self._ref, [task_id])
+        state = states.get(task_id)
+        return "alive" if state in ("deferred", "running") else f"the task {task_id} is {state or 'cleared'}"
+
+    @staticmethod
+    def _call(function: Any, *args: Any) -> Any:
+        try:
+            return function(*args)
+        except Exception as error:
+            raise ChannelError(f"{type(error).__name__}: {error}") from error
+
+
+# -- who holds a pool: triggers cannot read pools, so every holder says so itself
+
+
+def _holder_key(pool: str, ref: GroupRef) -> str:
+    name = hashlib.sha256(str(ref).encode()).hexdigest()[:16]
+    return f"{holder_prefix(pool)}{name}"
+
+
+def holder_prefix(pool: str) -> str:
+    """What the keys of a pool's holders begin with."""
+    return f"tf_operator/pool/{pool}/"
+
+
+def register_holder(pool: str, ref: GroupRef, slots: int) -> None:
+    """Say that this job holds slots of the pool."""
+    value = {"dag_id": ref.dag_id, "run_id": ref.run_id, "group_id": ref.group_id, "slots": slots, "since": time.time()}
+    Variable.set(_holder_key(pool, ref), value, serialize_json=True)
+
+
+def unregister_holder(pool: str, ref: GroupRef) -> None:
+    """Say that it holds them no longer. Absence is normal."""
+    Variable.delete(_holder_key(pool, ref))
+
+
+def holders(pool: str) -> list[dict[str, Any]]:
+    """Who says they hold slots of the pool and whose cluster task is deferred indeed; the dead are dropped."""
+    found = []
+    for key in list(Variable.keys(prefix=holder_prefix(pool))):
+        value = Variable.get(key, default=None, deserialize_json=True)
+        if not value:
+            continue
+        ref = GroupRef(value["dag_id"], value["run_id"], value["group_id"])
+        if task_states(ref, [ref.task("cluster")]).get(ref.task("cluster")) == "deferred":
+            found.append(value)
+        else:
+            Variable.delete(key)
+    return found

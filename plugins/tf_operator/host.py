@@ -1,0 +1,45 @@
+"""Puts together what a watcher uses of the machine it runs on: the runner, the devices, the secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tf_operator import settings
+from tf_operator.errors import RunnerError
+from tf_operator.identity import Identity
+from tf_operator.job_spec.rendered import RenderedJob, ReplicaGroup
+from tf_operator.runners.base import Runner, SecretBundle
+from tf_operator.supervision import DeviceLease, Host
+
+Login = Callable[[str], Any]
+
+
+def runner_for(group: ReplicaGroup) -> Runner:
+    """The runner of a group's runtime kind. RunnerError where this version has none."""
+    if group.runtime.kind == "process":
+        from tf_operator.runners.process import ProcessRunner
+
+        return ProcessRunner(settings.state_dir(), settings.port_range())
+    raise RunnerError(f"runtime.kind = {group.runtime.kind}: there is no such runner here; use process")
+
+
+def host_for(job: RenderedJob, identity: Identity, slots_per_gpu: int, *, login: Login) -> Host:
+    """What the watcher of one replica needs. Nothing is reached before it is used."""
+    group = job.group_of(identity.replica)
+
+    def secrets() -> SecretBundle:
+        if not job.secrets:
+            return SecretBundle()
+        from tf_operator.secrets import resolve
+
+        return resolve(job.secrets, login)
+
+    def devices() -> DeviceLease | None:
+        if not group.gpus:
+            return None
+        from tf_operator.gpus import DeviceLeases
+
+        return DeviceLeases(settings.state_dir()).acquire(identity, group.gpus, slots_per_gpu, timeout=0)
+
+    return Host(runner=runner_for(group), secrets=secrets, devices=devices)

@@ -1,0 +1,97 @@
+"""cluster holds the job's slots; admission opens the gate. Both hand over to the triggerer at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import AirflowFailException
+from airflow.triggers.base import StartTriggerArgs
+
+from tf_operator import airflow_io
+from tf_operator.plan import GroupRef
+from tf_operator.triggers import ClusterTrigger
+
+POLICY_KEY = "policy"
+"""Where the cluster policy leaves its mark in the cluster task's state store."""
+
+
+class ClusterOperator(BaseOperator):
+    """The only task of the group in the GPU pool. `gang` is the formula of its slots, read by the cluster policy."""
+
+    def __init__(self, *, gang: dict[str, Any], group_id: str, mapped: list[str], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.gang = gang
+        self.group_id = group_id
+        self.mapped = mapped
+
+    @classmethod
+    def get_serialized_fields(cls) -> frozenset[str]:
+        """The scheduler's copy of the task carries the formula."""
+        fields: frozenset[str] = BaseOperator.get_serialized_fields()  # type: ignore[no-untyped-call]
+        return fields | {"gang"}
+
+    def execute(self, context: Context) -> None:
+        """Refuse what the policy refused; else defer, and hold the slots from the triggerer."""
+        ti = context["ti"]
+        ref = GroupRef(ti.dag_id, str(ti.run_id), self.group_id)
+        store = airflow_io.AirflowStore(context["task_state_store"])
+        plan = airflow_io.read_plan(ref)
+        if plan is None:
+            raise AirflowFailException(f"{ref.task('plan')} has left no plan: clear the whole group")
+        self._check_policy(store.get(POLICY_KEY), plan.slots, plan.pool)
+        if store.get("attempt") == plan.attempt:
+            raise AirflowFailException(
+                f"attempt {plan.attempt} has had its cluster: clear the whole group, so that plan begins a new attempt"
+            )
+        store.set("attempt", plan.attempt)
+        trigger = ClusterTrigger(ref.dag_id, ref.run_id, ref.group_id, self.mapped, plan.model_dump(mode="json"))
+        self.defer(trigger=trigger, method_name="resumed")
+
+    def _check_policy(self, mark: dict[str, Any] | None, slots: int, pool: str) -> None:
+        if mark is None:
+            raise AirflowFailException(
+                "the tf_operator cluster policy has not seen this run: is the package installed where the scheduler"
+                " and the API server run? (entry point group airflow.policy)"
+            )
+        if refused := mark.get("refused"):
+            raise AirflowFailException(refused)
+        if (mark["slots"], mark["pool"]) != (slots, pool):
+            raise AirflowFailException(
+                f"the task holds {mark['slots']} slots of pool {mark['pool']}, the job needs {slots} of {pool}: the"
+                " run's params changed after it was made, or configs/pools.yaml was not applied"
+                " (`tf-operator pools --check` tells); then clear the whole group"
+            )
+
+    def resumed(self, context: Context, event: Any = None) -> None:
+        """Only a way out Airflow took by itself leads here; the slots are gone with it."""
+        raise AirflowFailException(
+            f"the cluster trigger was ended by Airflow ({event}): clear the whole group to try again"
+        )
+
+
+class AdmissionOperator(BaseOperator):
+    """Starts in the triggerer and ends there: while a job waits for GPUs, this is the task to look at."""
+
+    def __init__(self, *, group_id: str, replica_tasks: list[str], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.group_id = group_id
+        self.replica_tasks = replica_tasks
+        self.start_from_trigger = True
+        self.start_trigger_args = StartTriggerArgs(
+            trigger_cls="tf_operator.triggers.AdmissionTrigger",
+            trigger_kwargs={"group_id": group_id, "replica_tasks": replica_tasks},
+            next_method="resumed",
+            next_kwargs=None,
+            timeout=None,
+        )
+
+    def execute(self, context: Context) -> None:
+        """Never the way this task starts."""
+        raise AirflowFailException("admission starts in the triggerer; this Airflow ran it on a worker")
+
+    def resumed(self, context: Context, event: Any = None) -> None:
+        """Only a way out Airflow took by itself leads here."""
+        raise AirflowFailException(
+            f"the admission trigger was ended by Airflow ({event}): clear the whole group to try again"
+        )

@@ -1,0 +1,99 @@
+"""result says how the job ended and is the only thing that can make a run green; cleanup removes what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import AirflowFailException
+
+from tf_operator import airflow_io
+from tf_operator.host import runner_for
+from tf_operator.membership import Cluster, Phase
+from tf_operator.plan import GroupRef, Plan
+from tf_operator.program import result_path
+
+
+class ResultOperator(BaseOperator):
+    """The group's leaf. Returns `{model_dir, generation, metrics, reason, attempt}`, raises unless it succeeded."""
+
+    def __init__(self, *, group_id: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.group_id = group_id
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """One line: how the job ended, and why."""
+        ti = context["ti"]
+        ref = GroupRef(ti.dag_id, str(ti.run_id), self.group_id)
+        plan = airflow_io.read_plan(ref)
+        if plan is None:
+            raise AirflowFailException(f"the job did not start: {ref.task('plan')} failed, its log says why")
+        cluster = airflow_io.read_cluster(ref, plan.attempt)
+        if cluster is None:
+            raise AirflowFailException(
+                f"the job did not start: {ref.task('cluster')} or {ref.task('admission')} failed, their logs say why"
+            )
+        if cluster.phase is not Phase.SUCCEEDED:
+            raise AirflowFailException(self._why(cluster))
+        self.log.info("succeeded: %s; model_dir %s", cluster.reason, plan.job.model_dir)
+        return {
+            "model_dir": plan.job.model_dir,
+            "generation": cluster.generation,
+            "metrics": read_metrics(plan),
+            "reason": cluster.reason,
+            "attempt": plan.attempt,
+        }
+
+    def _why(self, cluster: Cluster) -> str:
+        if not cluster.phase.terminal:
+            return (
+                f"the job was ended from outside while it was {cluster.phase}: {cluster.reason or 'no fault is known'}"
+            )
+        text = cluster.reason
+        cause = cluster.cause or {}
+        if cause.get("end") and str(cause.get("replica")) not in text:
+            text += f"; first failure: {cause['replica']}: {cause['end']}"
+        if cluster.consequences:
+            text += f"; drawn down by it: {', '.join(cluster.consequences)}"
+        return text
+
+
+def read_metrics(plan: Plan) -> Any:
+    """What the deciding replica's program wrote to TF_OPERATOR_RESULT; None if it wrote nothing."""
+    path = result_path(plan.job.model_dir, plan.attempt, plan.job.decider)
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise AirflowFailException(
+            f"TF_OPERATOR_RESULT = {path}: the program wrote something that is not JSON: {error}"
+        ) from None
+
+
+class CleanupOperator(BaseOperator):
+    """A teardown: runs also when a person ended the run. Stops and removes what this host still has of the job."""
+
+    def __init__(self, *, group_id: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.group_id = group_id
+
+    def execute(self, context: Context) -> None:
+        """Never fails a run: what it cannot remove, the keeper's deadline and `tf-operator clean` will."""
+        ti = context["ti"]
+        ref = GroupRef(ti.dag_id, str(ti.run_id), self.group_id)
+        plan = airflow_io.read_plan(ref)
+        if plan is None:
+            return
+        for replica in plan.job.replicas:
+            try:
+                runner = runner_for(plan.job.group_of(replica))
+                if handle := runner.find(ref.identity(replica)):
+                    self.log.info("removing what is left of %s", replica)
+                    runner.remove(handle)
+            except Exception as error:
+                self.log.warning("%s: %s", replica, error)
+        with contextlib.suppress(Exception):
+            airflow_io.unregister_holder(plan.pool, ref)

@@ -1,0 +1,303 @@
+"""From a job to Airflow: the task group, and the DAG of a job file. The last step, the only one that makes tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import DAG, BaseOperator, Param, TaskGroup
+from airflow.sdk.bases.operator import OPERATOR_DEFAULTS
+from airflow.sdk.definitions._internal.contextmanager import DagContext
+
+from tf_operator import settings
+from tf_operator.errors import JobError
+from tf_operator.gang import evaluate
+from tf_operator.job_spec import TensorFlowJob
+from tf_operator.job_spec.outline import GroupOutline
+from tf_operator.job_spec.params import NO_DEFAULT, ParamSpec
+from tf_operator.job_spec.units import seconds
+from tf_operator.operators import (
+    AdmissionOperator,
+    CleanupOperator,
+    ClusterOperator,
+    IndexOperator,
+    PlanOperator,
+    ReplicaOperator,
+    ResultOperator,
+)
+from tf_operator.plan import is_mapped
+
+WATCHER_RETRIES = 10
+"""Airflow retries beyond the job's own: a watcher that was killed uses one, its program does not."""
+INHERITED = frozenset({"owner", "queue", "executor"})
+"""What our tasks take from a DAG's default_args; everything else they set themselves."""
+GANG_EXTRA_TASKS = 6
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    """Airflow's own default of every argument a DAG's default_args could change."""
+    return {key: value for key, value in OPERATOR_DEFAULTS.items() if key not in INHERITED} | {
+        "email": None,
+        "run_as_user": None,
+        "resources": None,
+        "max_retry_delay": None,
+        "max_active_tis_per_dag": None,
+        "max_active_tis_per_dagrun": None,
+        "start_date": None,
+        "end_date": None,
+        "do_xcom_push": True,
+        "execution_timeout": None,
+    }
+
+
+class TensorFlowTaskGroup(TaskGroup):
+    """A job's tasks. `output` is the result: `{model_dir, generation, metrics, ...}`, for a task downstream."""
+
+    output: Any = None
+
+
+@dataclass(frozen=True)
+class _Build:
+    """What every task of one group is made with."""
+
+    job: TensorFlowJob
+    group_id: str
+    project_dir: str
+    prefix: str
+    strict_conf: bool
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        return {
+            "job": self.job,
+            "group_id": self.group_id,
+            "project_dir": self.project_dir,
+            "prefix": self.prefix,
+        }
+
+
+def as_task_group(
+    job: TensorFlowJob,
+    group_id: str,
+    *,
+    param_prefix: str = "",
+    project_dir: Path | None = None,
+    strict_conf: bool = False,
+) -> TensorFlowTaskGroup:
+    """The job as a task group of the DAG being defined. JobError if the DAG cannot hold it.
+
+    The job's params join the DAG's; `param_prefix` goes before their names there. `strict_conf` refuses runs with
+    values for params the DAG does not have.
+    """
+    dag = DagContext.get_current()
+    if dag is None:
+        raise JobError(f"job {job.name}: as_task_group is called outside of a DAG; use `with DAG(...):`")
+    if dag.fail_fast:
+        raise JobError(
+            f"job {job.name}: DAG {dag.dag_id} has fail_fast = True: it ends replicas behind the job's back; remove it"
+        )
+    _merge_params(dag, job, param_prefix)
+    folder = project_dir or settings.project_dir(Path(dag.fileloc).parent)
+    neutral = {k: v for k, v in _defaults().items() if k in dag.default_args}
+    group = TensorFlowTaskGroup(group_id=group_id, tooltip=job.description or job.name, default_args=neutral)  # type: ignore[arg-type]
+    with group:
+        build = _Build(job, group.group_id or "", str(folder), param_prefix, strict_conf)
+        group.output = _wire(build)
+    return group
+
+
+def _merge_params(dag: DAG, job: TensorFlowJob, prefix: str) -> None:
+    for name, spec in job.param_specs.items():
+        param, key = _param(spec), prefix + name
+        known = dag.params.get_param(key) if key in dag.params else None
+        if known is not None and (known.schema, known.value) != (param.schema, param.value):
+            raise JobError(
+                f"job {job.name}: params.{name} = {dict(spec.schema)}: DAG {dag.dag_id} has another param of that name,"
+                f" {known.schema}; rename one, or give as_task_group a param_prefix"
+            )
+        dag.params[key] = param
+
+
+def _param(spec: ParamSpec) -> Param:
+    schema = dict(spec.schema)
+    description = schema.pop("description", None)
+    if spec.default is NO_DEFAULT:
+        return Param(description=description, **schema)
+    return Param(spec.default, description=description, **schema)
+
+
+def _wire(build: _Build) -> Any:
+    outlines = [outline for outline in build.job.groups if outline.count != 0]
+    by_param = [outline for outline in outlines if outline.count_param]
+    first = by_param[0].task_id if by_param else None
+    mapped = [outline.task_id for outline in outlines if is_mapped(outline.role, outline.count)]
+    plan = PlanOperator(
+        task_id="plan",
+        of=first,
+        policy=build.job.gang(build.prefix),
+        strict_conf=build.strict_conf,
+        retries=2,
+        retry_delay=timedelta(seconds=5),
+        doc_md="Gives the attempt its id, renders params, checks what can be checked before a GPU is taken.",
+        **build.shared,
+    )
+    cluster = _cluster(build, mapped)
+    names = [outline.task_id for outline in outlines]
+    admission = AdmissionOperator(
+        task_id="admission",
+        group_id=build.group_id,
+        replica_tasks=names,
+        retries=0,
+        pool="default_pool",
+        doc_md="Opens when the job holds all its slots. While it waits, its log says for what, and who is in the way.",
+    )
+    result = ResultOperator(
+        task_id="result", group_id=build.group_id, retries=2, trigger_rule="all_done", **_callbacks(build.job)
+    )
+    cleanup = CleanupOperator(task_id="cleanup", group_id=build.group_id, retries=0, trigger_rule="all_done")
+    plan >> [cluster, admission]
+    cluster >> result
+    for outline in outlines:
+        replica = _replica(build, outline, plan, first)
+        admission >> replica >> result
+    admission >> result >> cleanup
+    cleanup.as_teardown()
+    return result.output
+
+
+def _cluster(build: _Build, mapped: list[str]) -> ClusterOperator:
+    gang = build.job.gang(build.prefix)
+    return ClusterOperator(
+        task_id="cluster",
+        gang=gang,
+        **_usual_demand(gang),
+        group_id=build.group_id,
+        mapped=mapped,
+        retries=0,
+        priority_weight=int(build.job.scheduling.priority),
+        weight_rule="absolute",
+        doc_md="Holds the job's pool slots, all or none, and leads its replicas. Lives in the triggerer.",
+    )
+
+
+def _usual_demand(gang: Mapping[str, Any]) -> dict[str, Any]:
+    """Pool and slots with the params' defaults: what a person sees in the DAG. The policy sets each run's own."""
+    try:
+        demand = evaluate(gang, None)
+    except JobError:
+        return {}
+    return {"pool": demand.pool or "default_pool", "pool_slots": demand.slots}
+
+
+def _replica(build: _Build, outline: GroupOutline, plan: PlanOperator, first: str | None) -> Any:
+    offset = _offset(build.job, outline)
+    common: dict[str, Any] = {
+        "task_id": outline.task_id,
+        "role": outline.role,
+        "offset": offset,
+        "group_id": build.group_id,
+        "retries": outline.retries + WATCHER_RETRIES,
+        "retry_delay": timedelta(seconds=seconds(build.job.retry_delay)),
+        "pool": "default_pool",
+    }
+    if not is_mapped(outline.role, outline.count):
+        return ReplicaOperator(**common)
+    common["map_index_template"] = f"{outline.role}-{{{{ ti.map_index + {offset} }}}}"
+    if outline.count is not None:
+        index: Any = list(range(outline.count))
+    elif outline.task_id == first:
+        index = plan.output
+    else:
+        index = IndexOperator(task_id=f"{outline.task_id}_index", of=outline.task_id, retries=2, **build.shared).output
+    return ReplicaOperator.partial(**common).expand(index=index)
+
+
+def _offset(job: TensorFlowJob, outline: GroupOutline) -> int:
+    """Replica index of the first of a worker group. Only the last group's count may vary from run to run."""
+    before = []
+    for other in job.groups:
+        if other.task_id == outline.task_id:
+            break
+        if other.role == outline.role:
+            before.append(other)
+    if any(other.count is None for other in before):
+        raise JobError(
+            f"job {job.name}: replicas.worker: only the last worker group's count can be a param, as the indexes of"
+            f" {outline.task_id} begin where {before[-1].task_id}'s end"
+        )
+    return sum(other.count or 0 for other in before)
+
+
+def _callbacks(job: TensorFlowJob) -> dict[str, Any]:
+    """Notifiers belong to `result`, so that each is called once per job."""
+    return {
+        f"on_{event}_callback": [_notifier(job, each.notifier, each.kwargs) for each in notifiers]
+        for event, notifiers in (("failure", job.notify.on_failure), ("success", job.notify.on_success))
+        if notifiers
+    }
+
+
+def _notifier(job: TensorFlowJob, path: str, kwargs: Mapping[str, Any]) -> Any:
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(import_module(module), name)(**kwargs)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise JobError(f"job {job.name}: notify: notifier = {path}: cannot be made: {error}") from None
+
+
+def as_dag(job: TensorFlowJob, *, project_dir: Path, fileloc: str | None = None) -> DAG:
+    """The DAG of a job file: one group, named `train`."""
+    kwargs: dict[str, Any] = {} if job.max_active_runs is None else {"max_active_runs": int(job.max_active_runs)}
+    with DAG(
+        dag_id=job.name,
+        description=job.description or f"TensorFlow job {job.name}",
+        schedule=job.schedule,
+        start_date=job.start_at,
+        catchup=job.catchup,
+        tags=sorted({"tensorflow", *job.tags}),
+        max_active_tasks=_most_tasks(job),
+        **kwargs,
+    ) as dag:
+        as_task_group(job, "train", project_dir=project_dir, strict_conf=True)
+    if fileloc:
+        dag.fileloc = fileloc
+    return dag
+
+
+def _most_tasks(job: TensorFlowJob) -> int:
+    """`max_active_tasks` must never hold back a part of a gang: room for the most replicas the params allow."""
+    most = 0
+    for outline in job.groups:
+        schema: Mapping[str, Any] = job.param_specs[outline.count_param].schema if outline.count_param else {}
+        count = outline.count if outline.count is not None else int(schema.get("maximum", 64))
+        most += count
+    return max(16, most + GANG_EXTRA_TASKS)
+
+
+def broken_dag(name: str, text: str) -> DAG:
+    """Stands for a job file that cannot be read: visible in the UI, and fails with the reason when it is run."""
+    with DAG(
+        dag_id=name, description=text[:900], schedule=None, tags=["tensorflow", "invalid"], doc_md=f"```\n{text}\n```"
+    ) as dag:
+        InvalidJobOperator(task_id="invalid_job_file", text=text, retries=0)
+    return dag
+
+
+class InvalidJobOperator(BaseOperator):
+    """Fails with the fault of a job file."""
+
+    def __init__(self, *, text: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.text = text
+
+    def execute(self, context: Any) -> None:
+        """Say it, once more, where people look."""
+        from airflow.sdk.exceptions import AirflowFailException
+
+        raise AirflowFailException(self.text)

@@ -1,0 +1,263 @@
+"""The owner of the membership and the gate before the replicas: both live in the triggerer and cost no worker.
+
+Each ends its task only by an end event and catches everything else: any other way out would send the task back
+through the pool, to queue for slots it only needs in order to fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent, TriggerEvent
+from asgiref.sync import sync_to_async
+
+from tf_operator import airflow_io
+from tf_operator.identity import ReplicaId
+from tf_operator.membership import Cluster, Member, Owner, Phase, begin
+from tf_operator.membership.decide import GONE
+from tf_operator.plan import GroupRef, Place, Plan, places
+
+TICK = 1.0
+READS_PER_TICK = 10
+"""Members of running replicas read in turn each tick; the triggerer answers about 40 calls a second in all."""
+SAY_AGAIN = 60.0
+
+
+class ClusterTrigger(BaseTrigger):
+    """Owns the membership of one attempt while its task holds the job's pool slots."""
+
+    def __init__(self, dag_id: str, run_id: str, group_id: str, mapped: list[str], plan: dict[str, Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ref = GroupRef(dag_id, run_id, group_id)
+        self.mapped = mapped
+        self.plan = Plan.model_validate(plan)
+        self._places: dict[ReplicaId, Place] = dict(places(self.ref, self.plan.job, set(mapped)))
+        self._members: dict[ReplicaId, Member] = {}
+        self._states: dict[ReplicaId, str | None] = {}
+        self._turn = 0
+        self._said = ""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The kwargs of the defer: what changes later is in the cluster's XCom."""
+        return (
+            "tf_operator.triggers.ClusterTrigger",
+            {
+                "dag_id": self.ref.dag_id,
+                "run_id": self.ref.run_id,
+                "group_id": self.ref.group_id,
+                "mapped": self.mapped,
+                "plan": self.plan.model_dump(mode="json"),
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Lead the attempt to its end, hold the slots until the replicas have let go, then end the task."""
+        try:
+            cluster = await self._lead()
+        except Exception as error:
+            self.log.exception("the cluster trigger failed")
+            cluster = begin(self.plan.job, self.plan.attempt).failed(
+                f"the cluster trigger failed: {type(error).__name__}: {error}"
+            )
+            await self._quietly(airflow_io.write_cluster, self.ref, cluster)
+        try:
+            await self._wait_until_released()
+        except Exception:
+            self.log.exception("could not wait for the replicas to let go")
+        await self._quietly(airflow_io.unregister_holder, self.plan.pool, self.ref)
+        self.log.info("cluster %s: %s", cluster.phase, cluster.reason)
+        yield TaskSuccessEvent() if cluster.phase is Phase.SUCCEEDED else TaskFailedEvent()
+
+    async def _lead(self) -> Cluster:
+        earlier = await sync_to_async(airflow_io.read_cluster)(self.ref, self.plan.attempt)
+        owner = Owner(self.plan.job, earlier or begin(self.plan.job, self.plan.attempt))
+        if earlier is None:
+            if wrong := self._wrong_slots():
+                owner.fail(wrong)
+            await sync_to_async(airflow_io.write_cluster)(self.ref, owner.cluster)
+        await self._quietly(airflow_io.register_holder, self.plan.pool, self.ref, self.plan.slots)
+        self.log.info("holding %d slots of pool %s for %s", self.plan.slots, self.plan.pool, self.ref)
+        while not owner.cluster.phase.terminal:
+            if await self._look() and owner.step(self._members, self._states):
+                await self._publish(owner.cluster)
+            if not owner.cluster.phase.terminal:
+                await asyncio.sleep(TICK)
+        return owner.cluster
+
+    def _wrong_slots(self) -> str | None:
+        """The net beneath the policy: what the task holds must be what the plan needs."""
+        slots = getattr(self.task_instance, "pool_slots", None)
+        if slots is None or slots == self.plan.slots:
+            return None
+        return (
+            f"pool_slots: the task holds {slots}, the job's replicas need {self.plan.slots};"
+            " the tf_operator cluster policy has not seen this run's params: clear the whole group to try again"
+        )
+
+    async def _publish(self, cluster: Cluster) -> None:
+        """The message must arrive: without it the replicas would act on an old one."""
+        line = f"{cluster.phase}, generation {cluster.generation}: {cluster.reason}".rstrip(": ")
+        if line != self._said:
+            self._said = line
+            self.log.info("%s", line)
+        while not await self._quietly(airflow_io.write_cluster, self.ref, cluster):
+            await asyncio.sleep(TICK)
+
+    async def _look(self) -> bool:
+        """Read the states, then the members worth reading now. False where Airflow does not answer."""
+        try:
+            states = await sync_to_async(airflow_io.task_states)(self.ref, {p.task_id for p in self._places.values()})
+            before = self._states
+            self._states = {replica: states.get(place.state_key) for replica, place in self._places.items()}
+            for replica in self._worth_reading(before):
+                member = await sync_to_async(airflow_io.read_member)(self.ref, self._places[replica])
+                if member and member.attempt == self.plan.attempt:
+                    self._members[replica] = member
+        except Exception as error:
+            self.log.warning("Airflow does not answer now: %s: %s", type(error).__name__, error)
+            return False
+        return True
+
+    def _worth_reading(self, before: dict[ReplicaId, str | None]) -> list[ReplicaId]:
+        """Those whose state changed, then running ones in turn."""
+        running = [r for r, state in self._states.items() if state == "running"]
+        changed = [r for r, state in self._states.items() if state != before.get(r) and state in GONE | {"failed"}]
+        if not running:
+            return changed
+        self._turn %= len(running)
+        turn = (running[self._turn :] + running[: self._turn])[:READS_PER_TICK]
+        self._turn += len(turn)
+        return list(dict.fromkeys(changed + turn))
+
+    async def _wait_until_released(self) -> None:
+        """Slots are given back only when no replica's program can still use a device."""
+        policy, job = self.plan.job.run_policy, self.plan.job
+        patience = policy.termination_grace + policy.evaluator_grace + job.retry_delay + 60.0
+        deadline = time.monotonic() + patience
+        while await self._look() is False or any(state in airflow_io.LIVE for state in self._states.values()):
+            if time.monotonic() > deadline:
+                late = [str(r) for r, state in self._states.items() if state in airflow_io.LIVE]
+                self.log.warning("gave the slots back though these have not ended: %s", ", ".join(late))
+                return
+            await asyncio.sleep(TICK)
+
+    async def _quietly(self, function: Any, *args: Any) -> bool:
+        try:
+            await sync_to_async(function)(*args)
+        except Exception as error:
+            self.log.warning("%s: %s: %s", function.__name__, type(error).__name__, error)
+            return False
+        return True
+
+
+class AdmissionTrigger(BaseTrigger):
+    """Opens the gate when the cluster of this attempt holds its slots and no replica of an older try still runs."""
+
+    def __init__(self, group_id: str, replica_tasks: list[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.group_id = group_id
+        self.replica_tasks = replica_tasks
+        self._began = time.monotonic()
+        self._said: tuple[str, float] = ("", 0.0)
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The kwargs the DAG was parsed with; the run's ids come with the task instance."""
+        return (
+            "tf_operator.triggers.AdmissionTrigger",
+            {"group_id": self.group_id, "replica_tasks": self.replica_tasks},
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Wait for the slots; say what is waited for, how long, and what is in the way."""
+        ti = self.task_instance
+        if ti is None:
+            yield TaskFailedEvent()
+            return
+        ref = GroupRef(ti.dag_id, ti.run_id, self.group_id)
+        while True:
+            try:
+                verdict = await self._look(ref)
+            except Exception as error:
+                self.log.warning("Airflow does not answer now: %s: %s", type(error).__name__, error)
+                verdict = None
+            if verdict is not None:
+                yield TaskSuccessEvent() if verdict else TaskFailedEvent()
+                return
+            await asyncio.sleep(TICK)
+
+    async def _look(self, ref: GroupRef) -> bool | None:
+        """True: open. False: never. None: wait."""
+        plan = await sync_to_async(airflow_io.read_plan)(ref)
+        if plan is None:
+            self.log.error("%s has left no plan: clear the whole group", ref.task("plan"))
+            return False
+        cluster_id = ref.task("cluster")
+        wanted = [cluster_id, *map(ref.task, self.replica_tasks)]
+        states = await sync_to_async(airflow_io.task_states)(ref, wanted)
+        state = states.pop(cluster_id, None)
+        if state in ("failed", "skipped", "upstream_failed", "removed", "success"):
+            self.log.error("not opened: the task %s is %s; its log says why", cluster_id, state)
+            return False
+        if state == "deferred" and not await self._still_running(states):
+            cluster = await sync_to_async(airflow_io.read_cluster)(ref, plan.attempt)
+            if cluster and cluster.phase.terminal:
+                self.log.error("not opened: the job has %s: %s", cluster.phase, cluster.reason)
+                return False
+            if cluster:
+                self.log.info("opened after %.0f s: %s holds %d slots of pool %s", *self._facts(cluster_id, plan))
+                return True
+        return await self._wait(ref, plan, state)
+
+    def _facts(self, cluster_id: str, plan: Plan) -> tuple[float, str, int, str]:
+        return time.monotonic() - self._began, cluster_id, plan.slots, plan.pool
+
+    async def _still_running(self, states: dict[str, str | None]) -> bool:
+        old = [key for key, state in states.items() if state in ("running", "restarting")]
+        if old:
+            await self._say(f"waiting until the replicas of the last try have ended: {', '.join(sorted(old))}")
+        return bool(old)
+
+    async def _wait(self, ref: GroupRef, plan: Plan, state: str | None) -> bool | None:
+        waited = time.monotonic() - self._began
+        limit = plan.job.run_policy.schedule_timeout
+        if limit is not None and waited > limit:
+            self.log.error(
+                "schedule_timeout: pool %s had no %d slots free within %.0f s (run_policy.schedule_timeout); %s",
+                plan.pool,
+                plan.slots,
+                limit,
+                await self._in_the_way(ref, plan),
+            )
+            return False
+        if state != "deferred":
+            await self._say(
+                f"waiting for {plan.slots} slots of pool {plan.pool} ({ref.task('cluster')} is {state or 'new'});"
+                f" {await self._in_the_way(ref, plan)}"
+            )
+        return None
+
+    async def _in_the_way(self, ref: GroupRef, plan: Plan) -> str:
+        if self._said[0] and time.monotonic() - self._said[1] < SAY_AGAIN / 6:
+            return self._said[0].rpartition("; ")[2]
+        try:
+            found = await sync_to_async(airflow_io.holders)(plan.pool)
+        except Exception as error:
+            return f"who holds them is not known now ({type(error).__name__})"
+        others = [
+            h for h in found if (h["dag_id"], h["run_id"], h["group_id"]) != (ref.dag_id, ref.run_id, ref.group_id)
+        ]
+        if not others:
+            return "no other tf_operator job holds any"
+        return "held by " + ", ".join(
+            f"{GroupRef(h['dag_id'], h['run_id'], h['group_id'])} ({h['slots']} slots)" for h in others
+        )
+
+    async def _say(self, text: str) -> None:
+        """Log what is new, and the same again each minute."""
+        now = time.monotonic()
+        if text != self._said[0] or now - self._said[1] >= SAY_AGAIN:
+            self._said = (text, now)
+            self.log.info("%s (for %.0f s now)", text, now - self._began)
