@@ -1,0 +1,142 @@
+"""The files of one replica's program on this host. Standard library only and light: the keeper imports it.
+
+    handle.json      who it is, which start it is, the pids; written before a start (without pids) and after
+    output.<n>.log   what start n printed, masked
+    exit.<n>.json    how start n ended: written last
+    stop.<n>.json    a request to stop start n
+    watched          touched by every poll, and locked by living watchers
+    keeper.log       empty, unless the keeper itself failed
+
+The keeper holds two locks for as long as it lives: its own, and the identity's, which the program inherits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+EXIT_SIZE = 4096
+
+
+class RunFolder:
+    """Paths and atomic reads and writes below `<state_dir>/runs/<identity key>`."""
+
+    def __init__(self, state_dir: Path, key: str) -> None:
+        self.state_dir = state_dir
+        self.key = key
+        self.path = state_dir / "runs" / key
+        self.watched = self.path / "watched"
+        self.keeper_log = self.path / "keeper.log"
+        self.identity_lock = state_dir / "locks" / key
+        self.keeper_lock = state_dir / "locks" / f"{key}.keeper"
+
+    def create(self) -> None:
+        """Make the folders; only their owner may look into them."""
+        for folder in (self.state_dir / "locks", self.path):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def output(self, start: int) -> Path:
+        """The output of one start."""
+        return self.path / f"output.{start}.log"
+
+    def _exit(self, start: int) -> Path:
+        return self.path / f"exit.{start}.json"
+
+    def _stop(self, start: int) -> Path:
+        return self.path / f"stop.{start}.json"
+
+    def _reserve(self, start: int) -> Path:
+        return self.path / f"exit.{start}.reserve"
+
+    def _files(self) -> list[Path]:
+        return list(self.path.iterdir()) if self.path.is_dir() else []
+
+    def last_start(self) -> int:
+        """The number of the newest start that left anything, 0 if none."""
+        numbers = [file.name.split(".")[1] for file in self._files() if file.name.count(".") == 2]
+        return max((int(number) for number in numbers if number.isdigit()), default=0)
+
+    def record(self) -> dict[str, Any] | None:
+        """The newest start, as `handle.json` has it."""
+        return _read(self.path / "handle.json")
+
+    def write_record(self, record: dict[str, Any]) -> None:
+        """Replace `handle.json`."""
+        _write(self.path / "handle.json", json.dumps(record))
+
+    def drop_record(self) -> None:
+        """Remove `handle.json`: nothing was started after all."""
+        (self.path / "handle.json").unlink(missing_ok=True)
+
+    def exit(self, start: int) -> dict[str, Any] | None:
+        """How a start ended; None while that is not recorded."""
+        return _read(self._exit(start))
+
+    def reserve_exit(self, start: int) -> None:
+        """Take the disk space of `exit.<n>.json` now: a program that fills the disk must still be seen to end."""
+        _write(self._reserve(start), " " * EXIT_SIZE)
+
+    def write_exit(self, start: int, end: dict[str, Any]) -> None:
+        """Record the end of a start, atomically."""
+        text = json.dumps(end)
+        if len(text) > EXIT_SIZE:
+            text = json.dumps({**end, "reason": str(end.get("reason"))[:500]})
+        reserve = self._reserve(start)
+        if not reserve.exists():
+            return _write(self._exit(start), text)
+        descriptor = os.open(reserve, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.pwrite(descriptor, text.ljust(EXIT_SIZE).encode(), 0)
+        finally:
+            os.close(descriptor)
+        reserve.replace(self._exit(start))
+        return None
+
+    def stop_request(self, start: int) -> dict[str, Any] | None:
+        """The request to stop a start, if there is one."""
+        return _read(self._stop(start))
+
+    def request_stop(self, start: int, grace: float) -> None:
+        """Ask the keeper to stop a start."""
+        _write(self._stop(start), json.dumps({"grace": grace}))
+
+    def touch_watched(self) -> None:
+        """Leave a sign that a watcher looked."""
+        self.watched.touch(mode=0o600)
+
+    def last_watched(self) -> int:
+        """Changes whenever a watcher looks; no time to compare with a clock."""
+        try:
+            return self.watched.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def forget(self, keep_output: bool) -> None:
+        """Remove the files, and the folder once it is empty."""
+        for file in self._files():
+            if not (keep_output and file.name.startswith("output.")):
+                file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        # Unreadable after a crash of the machine is as good as absent: every writer replaces whole files.
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _write(path: Path, text: str) -> None:
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+    new.replace(path)
