@@ -6,16 +6,20 @@ Nothing of it outlives the launcher: not a normal end, not Ctrl-C in the middle,
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
+
+import psutil
 
 from tf_operator.errors import ApiError, ServiceError
 from tf_operator.services.airflow_settings import Setup, environment, free_port
@@ -45,6 +49,7 @@ class Airflow:
         self._begun: dict[str, datetime] = {}
         self._guard: subprocess.Popen[bytes] | None = None
         self._listener: threading.Thread | None = None
+        self._lock = -1
 
     def __enter__(self) -> Self:
         self.start()
@@ -59,6 +64,7 @@ class Airflow:
         """Create the database if there is none, start every component, wait until all are healthy."""
         self.log_dir.mkdir(parents=True, exist_ok=True)
         (self.home / "plugins").mkdir(exist_ok=True)
+        self._take_home()
         try:
             self._start_guard()
             self._migrate()
@@ -70,6 +76,32 @@ class Airflow:
             self.stop()
             raise
         (self.home / DISCOVERY_FILE).write_text(json.dumps({"url": self.url, "pid": os.getpid()}))
+
+    def _take_home(self) -> None:
+        """One Airflow per home. The guard shares the lock, so a killed one's end is waited for."""
+        self._lock = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+
+        def taken() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            holder = os.pread(self._lock, 20, 0).decode()
+            if holder and psutil.pid_exists(int(holder)):
+                raise ServiceError(f"{self.home}: process {holder} runs an Airflow in it already; end that one first")
+            return False
+
+        try:
+            wait_for(taken, 60.0, f"the last Airflow in {self.home} to end", every=0.2)
+        except BaseException:
+            self._release_home()
+            raise
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+
+    def _release_home(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def _start_guard(self) -> None:
         airflow = [sys.executable, "-m", "airflow"]
@@ -100,6 +132,7 @@ class Airflow:
                 cwd=self.home,
                 # A terminal's Ctrl-C reaches the launcher alone, which then asks for the end in order.
                 start_new_session=True,
+                pass_fds=(self._lock,),
             )
         self._listener = threading.Thread(target=self._listen, name="airflow-guard", daemon=True)
         self._listener.start()
@@ -171,6 +204,12 @@ class Airflow:
             return False
         return all(_beats(name, health, self._begun[name]) for name in self._begun)
 
+    def wait_for_end(self) -> None:
+        """Wait while every component runs. ServiceError if one ends by itself."""
+        while self._pids.keys() >= set(self._begun):
+            time.sleep(0.5)
+        self._healthy()
+
     def _log(self, name: str) -> Path:
         return self.log_dir / f"{name}.log"
 
@@ -185,6 +224,7 @@ class Airflow:
     def stop(self, deadline: float = 90.0) -> None:
         """Mark unfinished runs failed, end every component in order, then what they left. Does nothing if ended."""
         if self._guard is None:
+            self._release_home()
             return
         (self.home / DISCOVERY_FILE).unlink(missing_ok=True)
         guard, self._guard = self._guard, None
@@ -201,6 +241,7 @@ class Airflow:
             if self._listener:
                 self._listener.join(5.0)
             guard.stdout.close()
+            self._release_home()
             self.api.close()
 
 

@@ -8,7 +8,6 @@ It is a subreaper, so what a killed service leaves behind falls to it and is end
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -22,9 +21,9 @@ from typing import Any
 
 import psutil
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+from tf_operator.runners.kernel import become_subreaper, die_with_parent
+
 TICK = 0.1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Guard:
         self._report = report
         self._pids: dict[str, int] = {}
         self._started: list[subprocess.Popen[bytes]] = []
-        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        become_subreaper()
 
     def start(self, name: str) -> None:
         """Start the service unless it runs."""
@@ -128,7 +127,7 @@ class Guard:
 
 
 def _die_with_parent() -> None:
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent(signal.SIGKILL)
 
 
 def _children(process: psutil.Process, recursive: bool = False) -> list[psutil.Process]:

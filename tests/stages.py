@@ -1,0 +1,64 @@
+"""The order of the tests, quick ones first, and what a machine cannot run: said, not silently missing.
+
+With CI=true nothing is left out but `gpu`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections import Counter
+
+import pytest
+
+STAGES = ("vault", "tensorflow", "airflow", "docker", "swarm", "gpu")
+LEFT_OUT = pytest.StashKey[dict[str, tuple[int, str]]]()
+
+
+def _stage(item: pytest.Item) -> int:
+    return max((STAGES.index(mark.name) + 1 for mark in item.iter_markers() if mark.name in STAGES), default=0)
+
+
+def missing() -> dict[str, str]:
+    """Marks this machine cannot serve → why."""
+    found = {}
+    if not os.environ.get("CI"):
+        reason = _no_engine()
+        found = dict.fromkeys(("docker", "swarm"), reason) if reason else {}
+    if shutil.which("nvidia-smi") is None:
+        found["gpu"] = "there is no GPU here (no nvidia-smi)"
+    return found
+
+
+def _no_engine() -> str | None:
+    if shutil.which("docker") is None:
+        return "there is no Docker engine here (no docker command)"
+    answer = subprocess.run(["docker", "info"], capture_output=True, timeout=30, check=False)
+    return "no Docker engine answers (`docker info` fails)" if answer.returncode else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sort by stage, keeping the order within; drop what cannot run here, and `long` unless asked for."""
+    reasons = missing() if any(_stage(item) > STAGES.index("airflow") + 1 for item in items) else {}
+    if "long" not in config.option.markexpr:
+        reasons["long"] = "run by `make test-long`"
+    kept: list[pytest.Item] = []
+    dropped: list[pytest.Item] = []
+    counts: Counter[str] = Counter()
+    for item in items:
+        mark = next((mark.name for mark in item.iter_markers() if mark.name in reasons), None)
+        (kept if mark is None else dropped).append(item)
+        if mark is not None:
+            counts[mark] += 1
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+    items[:] = sorted(kept, key=_stage)
+    config.stash[LEFT_OUT] = {mark: (count, reasons[mark]) for mark, count in counts.items()}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what was left out."""
+    for mark, (count, reason) in config.stash.get(LEFT_OUT, {}).items():
+        terminalreporter.write_line(f"left out: {count} tests marked {mark}: {reason}")
