@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -139,6 +140,11 @@ class TensorFlowJob(Part):
     def gang(self, param_prefix: str = "") -> dict[str, Any]:
         """What `tf_operator.gang.evaluate` works a run's pool and slots out from; plain JSON."""
         return outline.gang(self, param_prefix)
+
+    def as_task_group(self, group_id: str, *, param_prefix: str = "") -> Any:
+        """The job as a task group of the DAG being defined; see `tf_operator.task_group.as_task_group`."""
+        # By name: this package stays free of Airflow, for everybody who only reads jobs.
+        return import_module("tf_operator.task_group").as_task_group(self, group_id, param_prefix=param_prefix)
 
     def render(self, context: Mapping[str, Any], *, project_dir: Path, params: Mapping[str, Any]) -> RenderedJob:
         """Fill in one run's values. `params` are the run's own; JobError tells every value that does not fit."""

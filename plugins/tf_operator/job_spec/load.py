@@ -20,9 +20,11 @@ def read_job_file(path: str | os.PathLike[str]) -> tuple[dict[str, object], Sour
     if not isinstance(document.value, dict):
         raise JobFileError(f"{place}:1: the file holds no job; write a mapping with the keys name, program, replicas")
     if document.repeated:
+        again = {path_ for path_, _, _ in document.repeated}
         faults = [
             Fault(path_, f"is given twice, first on line {first}; keep one", line=line)
             for path_, first, line in document.repeated
+            if not any(path_[:length] in again for length in range(len(path_)))
         ]
         raise explained(faults, document.value.get("name"), source)
     return document.value, source

@@ -150,7 +150,8 @@ class Replicas(Part):
         for key, value in data.items():
             role = folded_role(key) if isinstance(key, str) else key
             if role in folded:
-                raise ValueError(f"{role} is given twice, in {', '.join(map(str, data))}; keep one")
+                twins = [key for key in data if isinstance(key, str) and folded_role(key) == role]
+                raise ValueError(f"{role} is given twice, as {' and '.join(twins)}; keep one")
             if value is None:
                 raise ValueError(f"{role} is empty; write {role}: {{replicas: 1}}, or leave it out")
             folded[role] = value

@@ -67,8 +67,8 @@ class Rule:
 
 
 def whole(at_least: int, at_most: int | None = None) -> Callable[[Any], object]:
-    """A rule: an integer in a range, and no bool."""
-    allowed = f"a whole number, {at_least} or more" if at_most is None else f"a whole number of {at_least} to {at_most}"
+    """A rule: an integer of at least this, or one of the two given; no bool."""
+    allowed = f"a whole number, {at_least} or more" if at_most is None else f"{at_least} or {at_most}"
 
     def check(value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int):

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import StrictUndefined, TemplateSyntaxError, Undefined, nodes
+from jinja2 import StrictUndefined, TemplateSyntaxError, Undefined, meta, nodes
 from jinja2.sandbox import SandboxedEnvironment
 
 PARAM_REF = re.compile(r"\{\{ *params\.([A-Za-z_][A-Za-z0-9_]*) *\}\}")
@@ -29,9 +29,28 @@ def param_ref(value: object) -> str | None:
     return found[1] if found else None
 
 
+CONTEXT_NAMES = frozenset(
+    [
+        *("dag", "dag_run", "data_interval_end", "data_interval_start", "ds", "ds_nodash", "inlet_events", "inlets"),
+        *("logical_date", "macros", "outlet_events", "outlets", "params", "prev_data_interval_end_success"),
+        *("prev_data_interval_start_success", "prev_end_date_success", "prev_start_date_success", "run_id"),
+        *("start_date", "task", "task_group_id", "task_instance", "task_instance_key_str", "test_mode", "ti"),
+        *("triggering_asset_events", "ts", "ts_nodash", "ts_nodash_with_tz", "var"),
+    ]
+)
+"""What Airflow offers to templates, and `task_group_id`. Not `conn`: what a template yields is kept with the run."""
+
+
 def check(text: str, declared: Mapping[str, Any]) -> None:
-    """Parse the template. ValueError if it is broken or names a param that `declared` does not have."""
-    for name in _param_names(_parse(text)):
+    """Parse the template. ValueError if it is broken, or uses a name or a param that will not be there."""
+    tree = _parse(text)
+    for name in sorted(meta.find_undeclared_variables(tree) - CONTEXT_NAMES - set(_environment().globals)):
+        if name == "conn":
+            raise ValueError(
+                "a connection's password would be kept with the run; put it into Vault, and under secrets:"
+            )
+        raise ValueError(f"{name} is no name that templates know; {nearest(name, sorted(CONTEXT_NAMES)) or RAW}")
+    for name in _param_names(tree):
         if name not in declared:
             raise ValueError(f"params.{name} is not declared; {nearest(name, declared) or 'add it to params'}")
 
