@@ -13,12 +13,10 @@
     --result JSON      write it to $TF_OPERATOR_RESULT
     --signal NAME      end by sending itself this signal
     --exit N           exit code
-    --fail-times K     only the first K starts of this replica end with --exit or --signal, later ones with 0 (needs --out)
+    --fail-times K     only this replica's first K starts end with --exit or --signal, later ones with 0 (needs --out)
 
 Flags may be given more than once for --print and --wait-file. Everything else is recorded and ignored.
 """
-
-# ruff: noqa: PTH  (pathlib would double what a start costs)
 
 import json
 import os
@@ -26,6 +24,7 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 
 SWITCHES = ("bind", "wait-peers", "spawn-child")
 VALUES = ("out", "print", "wait-file", "eat-memory", "sleep", "on-term", "result", "signal", "exit", "fail-times")
@@ -64,7 +63,7 @@ class Record:
             "tf_config": os.environ.get("TF_CONFIG"),
             "env": dict(os.environ),
             "argv": sys.argv[1:],
-            "cwd": os.getcwd(),
+            "cwd": str(Path.cwd()),
             "uid": os.getuid(),
             "pid": os.getpid(),
             "gpus": visible_gpus(),
@@ -72,12 +71,12 @@ class Record:
             "stopped": None,
         }
         if folder:
-            os.makedirs(folder, exist_ok=True)
+            Path(folder).mkdir(parents=True, exist_ok=True)
             self._claim(folder, f"{role}-{index}")
 
     def _claim(self, folder, name):
         while True:
-            self.path = os.path.join(folder, f"{name}-{self.number}.json")
+            self.path = Path(folder, f"{name}-{self.number}.json")
             try:
                 os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
             except FileExistsError:
@@ -91,9 +90,9 @@ class Record:
         """Replace the file, with what is new in it."""
         self.content.update(more)
         if self.path:
-            with open(f"{self.path}.new", "w") as file:
-                json.dump(self.content, file)
-            os.replace(f"{self.path}.new", self.path)
+            new = self.path.with_suffix(".new")
+            new.write_text(json.dumps(self.content))
+            new.replace(self.path)
 
 
 def visible_gpus():
@@ -153,38 +152,57 @@ def obey_term(how):
         signal.signal(signal.SIGTERM, end(int(how[4:])))
 
 
+def show_tqdm(_):
+    for step in range(1, 201):
+        sys.stdout.write(f"\r{step / 2:5.1f}%|{'#' * (step // 10):<20}| {step}/200")
+        sys.stdout.flush()
+    print("\nprobe: training done")
+
+
+def show_badutf8(_):
+    sys.stdout.buffer.write(b"good \xc3\xa9 bad \xff\xfe\xc3( end\n")
+
+
+def show_loud(_):
+    for number in range(100_000):
+        sys.stdout.write(f"{number:06d} {'x' * 92}\n")
+
+
+def show_lines(count):
+    for number in range(int(count)):
+        print(f"line {number}")
+
+
+def show_traceback(_):
+    lines = [f'  File "train.py", line {number}, in step_{number}' for number in range(8)]
+    print("Traceback (most recent call last):", *lines, "ValueError: loss is nan", sep="\n", file=sys.stderr)
+
+
+def show_env(name):
+    print(f"{name}={os.environ.get(name)}")
+
+
+def show_files(folder):
+    for path in sorted(Path(os.environ.get(folder, folder)).iterdir()):
+        print(path.name, f"{path.stat().st_mode & 0o777:o}", path.read_text(errors="replace"))
+
+
+PRINTERS = {
+    "tqdm": show_tqdm,
+    "badutf8": show_badutf8,
+    "loud": show_loud,
+    "lines": show_lines,
+    "traceback": show_traceback,
+    "text": print,
+    "env": show_env,
+    "files": show_files,
+}
+
+
 def show(mode):
     kind, _, value = mode.partition(":")
-    out = sys.stdout
-    if kind == "tqdm":
-        for step in range(1, 201):
-            out.write(f"\r{step / 2:5.1f}%|{'#' * (step // 10):<20}| {step}/200")
-            out.flush()
-        out.write("\nprobe: training done\n")
-    elif kind == "badutf8":
-        out.buffer.write(b"good \xc3\xa9 bad \xff\xfe\xc3( end\n")
-    elif kind == "loud":
-        for number in range(100_000):
-            out.write(f"{number:06d} " + "x" * 92 + "\n")
-    elif kind == "lines":
-        for number in range(int(value)):
-            out.write(f"line {number}\n")
-    elif kind == "traceback":
-        sys.stderr.write("Traceback (most recent call last):\n")
-        for number in range(8):
-            sys.stderr.write(f'  File "train.py", line {number}, in step_{number}\n')
-        sys.stderr.write("ValueError: loss is nan\n")
-    elif kind == "text":
-        out.write(value + "\n")
-    elif kind == "env":
-        out.write(f"{value}={os.environ.get(value)}\n")
-    elif kind == "files":
-        folder = os.environ[value] if value in os.environ else value
-        for name in sorted(os.listdir(folder)):
-            path = os.path.join(folder, name)
-            with open(path, encoding="utf-8", errors="replace") as file:
-                out.write(f"{name} {os.stat(path).st_mode & 0o777:o} {file.read()}\n")
-    out.flush()
+    PRINTERS[kind](value)
+    sys.stdout.flush()
 
 
 def spawn_child(record):
@@ -207,8 +225,7 @@ def doze(text):
 
 def finish(flags, record):
     if "result" in flags:
-        with open(os.environ["TF_OPERATOR_RESULT"], "w") as file:
-            file.write(flags["result"][-1])
+        Path(os.environ["TF_OPERATOR_RESULT"]).write_text(flags["result"][-1])
     record.write(stopped=time.time())
     sys.stdout.flush()
     if record.number > int(flags.get("fail-times", [sys.maxsize])[-1]):
@@ -235,7 +252,7 @@ def main():
         for address in (address for group in cluster.values() for address in group if address != own):
             wait_for(address, lambda address=address: answers(address))
     for file in flags.get("wait-file", []):
-        wait_for(file, lambda file=file: os.path.exists(file))
+        wait_for(file, lambda file=file: Path(file).exists())
     eaten = b"x" * (int(flags.get("eat-memory", [0])[-1]) << 20)
     record.write(ready=True)
     doze(flags.get("sleep", ["0"])[-1])
