@@ -9,8 +9,10 @@ import typer
 from rich.console import Console
 
 from tf_operator import settings
+from tf_operator.cli.params import read_params
 from tf_operator.errors import JobError
 from tf_operator.job_spec.job import TensorFlowJob
+from tf_operator.job_spec.params import effective
 
 
 def run(
@@ -22,7 +24,7 @@ def run(
 
     project = settings.project_dir()
     job = TensorFlowJob.from_file(file)
-    conf = read_params(job, param or [])
+    conf = _conf(job, param or [])
     api = jobs.connect(project)
     try:
         published = jobs.publish(file, project)
@@ -53,21 +55,11 @@ def follow_to_end(api: Any, dag_id: str, run_id: str, console: Console) -> int:
     return 1
 
 
-def read_params(job: TensorFlowJob, given: list[str]) -> dict[str, Any]:
-    """`name=value` pairs as the job's params, with the types their schemas ask for. JobError naming the faulty one."""
-    import yaml
-
-    conf: dict[str, Any] = {}
-    for pair in given:
-        name, equals, text = pair.partition("=")
-        if not equals:
-            raise JobError(f"--param {pair}: has no value; write it as name=value")
-        spec = job.param_specs.get(name)
-        if spec is None:
-            known = ", ".join(job.param_specs) or "none"
-            raise JobError(f"--param {pair}: job {job.name} has no param {name}; it has: {known}")
-        try:
-            conf[name] = spec.accept(text if spec.schema.get("type") == "string" else yaml.safe_load(text))
-        except (ValueError, yaml.YAMLError) as error:
-            raise JobError(f"--param {pair}: {' '.join(str(error).split())}") from None
+def _conf(job: TensorFlowJob, pairs: list[str]) -> dict[str, Any]:
+    """The run's conf. JobError naming the param that is unknown or does not fit, before anything is triggered."""
+    conf = read_params(pairs, job.param_specs)
+    _, faults = effective(job.param_specs, conf)
+    if faults:
+        name, value, rule = faults[0]
+        raise JobError(f"job {job.name}: params.{name} = {value!r}: {rule}")
     return conf

@@ -1,0 +1,40 @@
+"""Fixtures of the system tests; `harness.py` tells how to use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from harness import AirflowUnderTest, make_project
+from tf_operator.services.openbao import DevOpenBao
+
+SECONDS = 300
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test's setup includes the start of Airflow, and runs take their time."""
+    for item in items:
+        if item.get_closest_marker("airflow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SECONDS))
+
+
+@pytest.fixture(scope="session")
+def session_airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowUnderTest]:
+    """One Airflow with an OpenBao for all system tests."""
+    folder = tmp_path_factory.mktemp("airflow")
+    project = make_project(folder / "project")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AIRFLOW__TF_OPERATOR__PROJECT_DIR", str(project))
+        with DevOpenBao(folder / "openbao") as openbao:
+            openbao.seed(project)
+            under_test = AirflowUnderTest(folder, openbao)
+            patch.delenv("AIRFLOW__TF_OPERATOR__PROJECT_DIR")
+            with under_test.airflow:
+                yield under_test
+
+
+@pytest.fixture
+def airflow(session_airflow: AirflowUnderTest) -> Iterator[AirflowUnderTest]:
+    """The session's Airflow; what the test leaves unfinished is ended."""
+    yield session_airflow
+    session_airflow.settle()
