@@ -35,8 +35,9 @@ class DevOpenBao:
     Start it from a thread that lives as long as the server shall: the kernel ends the server with that thread.
     """
 
-    def __init__(self, folder: Path, tls: bool = False) -> None:
+    def __init__(self, folder: Path, tls: bool = False, project: Path | None = None) -> None:
         self.folder = folder
+        self.project = project or settings.project_dir()
         self.addr = ""
         self.token = f"dev-{secrets.token_hex(24)}"
         self.unseal_key = ""
@@ -95,7 +96,7 @@ class DevOpenBao:
     def training_token(self) -> str:
         """Return a token that may do what `configs/vault/training.hcl` says, made at the first call."""
         if self._training_token is None:
-            rules = (settings.project_dir() / "configs/vault/training.hcl").read_text()
+            rules = (self.project / "configs/vault/training.hcl").read_text()
             client = self.client()
             client.sys.create_or_update_policy("training", rules)
             made = client.auth.token.create_orphan(policies=["training"], ttl="24h", display_name="training")
@@ -115,7 +116,7 @@ class DevOpenBao:
 
         Both are made once per clone, in `.state/dev` of the project, and kept.
         """
-        root = project or settings.project_dir()
+        root = project or self.project
         key = _kept_key(root / ".state/dev/digits.key")
         data = root / ".state/dev/digits.npz.enc"
         made = subprocess.run(

@@ -1,0 +1,49 @@
+"""Login through an Airflow connection of type `vault`, in an Airflow task. The only module here that needs Airflow."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from tf_operator.errors import SecretError
+from tf_operator.secrets.session import REQUEST_TIMEOUT, VaultSession, translated
+
+
+def login_airflow(connection: str) -> VaultSession:
+    """Log in with the hashicorp provider's hook, whatever its auth_type. Values get masked in the task's log.
+
+    Raises SecretError, or SecretUnavailableError for a Vault that is sealed or out of reach.
+    """
+    from airflow.sdk.exceptions import AirflowNotFoundException
+    from airflow.providers.hashicorp.hooks.vault import VaultHook
+
+    where = f"connection {connection}"
+    hook: Any = None
+    with contextlib.suppress(AirflowNotFoundException):
+        hook = translated(lambda: VaultHook(vault_conn_id=connection), where, "Vault")
+    if hook is None:
+        raise SecretError(f"{where}: there is no such Airflow connection; create one of type vault")
+    vault = hook.vault_client
+    vault.kwargs.setdefault("timeout", REQUEST_TIMEOUT)
+    # Not hook.get_conn(): it would look the token up first, and log in a second time if it may not.
+    client = translated(lambda: vault.client, where, vault.url)
+    version = hook.connection.extra_dejson.get("kv_engine_version")
+    return VaultSession(
+        connection,
+        client,
+        hook.connection.schema or None,
+        int(version) if version else None,
+        made_token=vault.auth_type != "token",
+        register_masks=register_masks,
+    )
+
+
+def register_masks(texts: Sequence[str]) -> None:
+    """Tell Airflow's own masker, in this process and in the task's supervisor."""
+    from airflow.sdk.log import mask_secret
+
+    for text in texts:
+        # Airflow's messages are UTF-8, and a text that is none would silently drop out.
+        if text.isascii() or text.encode("utf-8", "ignore").decode() == text:
+            mask_secret(text)

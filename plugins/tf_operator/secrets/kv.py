@@ -1,0 +1,151 @@
+"""Where a KV secret is, and reading it: mounts of either version, with slashes in their names, told or guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tf_operator.errors import SecretError
+from tf_operator.job_spec.rendered import RenderedSecret
+from tf_operator.secrets.faults import DeniedError, NotThereError
+from tf_operator.secrets.session import VaultSession
+
+KV_TYPES = ("kv", "generic")
+
+
+def place(ref: RenderedSecret) -> str:
+    """Return the beginning of every message about `ref`."""
+    return f"secret {ref.path}#{ref.key} (connection {ref.connection})"
+
+
+@dataclass(frozen=True)
+class Location:
+    """A secret's mount and its path below it. `kv` is None where nobody told the version, `told` by whom it was."""
+
+    mount: str
+    path: str
+    kv: int | None
+    told: bool
+
+    def readings(self) -> list[tuple[int, str]]:
+        """Return (KV version, path below it) in the order in which they are tried."""
+        plain = [(version, self.path) for version in ((self.kv,) if self.kv else (2, 1))]
+        # People copy the API's path, `data/` included; a secret's own path may begin so too, and goes first.
+        typed = [(2, self.path.removeprefix("data/"))] if self.path.startswith("data/") and self.kv != 1 else []
+        return plain + typed
+
+
+def api_path(mount: str, kv: int, path: str, part: str = "data") -> str:
+    """Return the API path of a secret; `part` (data, metadata, subkeys) exists in version 2 only."""
+    return f"{mount}/{part}/{path}" if kv == 2 else f"{mount}/{path}"
+
+
+def locate(ref: RenderedSecret, session: VaultSession) -> Location:
+    """Ask the server for the mount; if it does not say, take the declared, the connection's, or the first part."""
+    path = _clean(ref.path, ref)
+    declared = _clean(ref.mount, ref) if ref.mount else None
+    full = path if declared is None or f"{path}/".startswith(f"{declared}/") else f"{declared}/{path}"
+    try:
+        told = session.get(f"sys/internal/ui/mounts/{full}", place(ref))
+    except (DeniedError, NotThereError):
+        return _guessed(ref, session, full, declared)
+    mount = str(told.get("path", "")).strip("/")
+    kind, version = told.get("type"), int((told.get("options") or {}).get("version") or 1)
+    if declared and declared != mount:
+        raise SecretError(
+            f"{place(ref)}: mount: {declared} is declared, but the path is on the mount {mount}; remove mount"
+        )
+    if kind not in KV_TYPES:
+        raise SecretError(f"{place(ref)}: the mount {mount} is of type {kind}; only KV mounts can be read")
+    if ref.kv and ref.kv != version:
+        raise SecretError(
+            f"{place(ref)}: kv: {ref.kv} is declared, but the mount {mount} is KV version {version}; remove kv"
+        )
+    return Location(mount, _below(full, mount, ref), version, told=True)
+
+
+def read(ref: RenderedSecret, session: VaultSession) -> dict[str, Any]:
+    """Return the secret's keys and values."""
+    location = locate(ref, session)
+
+    def reading(kv: int, path: str) -> dict[str, Any]:
+        params = {"version": ref.version} if ref.version and kv == 2 else {}
+        data = session.get(api_path(location.mount, kv, path), place(ref), **params)
+        return _inner(data, ref) if kv == 2 else data
+
+    keys: dict[str, Any] = first_reading(ref, location, reading)
+    return keys
+
+
+def first_reading(ref: RenderedSecret, location: Location, reading: Callable[[int, str], Any]) -> Any:
+    """Return what the first possible reading gives; SecretError, the most telling one, if none is possible."""
+    if ref.version and location.kv == 1:
+        raise SecretError(f"{place(ref)}: version: {ref.version}, but {location.mount} is KV version 1; remove version")
+    errors: list[NotThereError | DeniedError] = []
+    for kv, path in location.readings():
+        if ref.version and kv == 1:
+            continue
+        try:
+            return reading(kv, path)
+        except (NotThereError, DeniedError) as caught:
+            errors.append(_worded(caught, ref, location, api_path(location.mount, kv, path)))
+    ranks = ("deleted", "destroyed", "absent", "denied", "wrong engine")
+    raise min(errors, key=lambda error: ranks.index(getattr(error, "state", "denied")))
+
+
+def pick(ref: RenderedSecret, keys: dict[str, Any]) -> Any:
+    """Return the value of the reference's key; the error names keys only."""
+    if ref.key in keys:
+        return keys[ref.key]
+    from difflib import get_close_matches
+
+    near = get_close_matches(ref.key, [str(key) for key in keys], n=1)
+    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(map(str, keys))[:5]) or 'none'}"
+    raise SecretError(f"{place(ref)}: the secret has no such key among its {len(keys)}; {hint}")
+
+
+def _worded(
+    error: NotThereError | DeniedError, ref: RenderedSecret, location: Location, path: str
+) -> NotThereError | DeniedError:
+    """Add what this reading was to the server's answer, without its context."""
+    if isinstance(error, DeniedError):
+        if error.bad_token:
+            return error
+        return DeniedError(f"{error}: the token's policy does not grant read on {path}, or the path is wrong")
+    if error.state != "absent":
+        return error
+    version = f" in version {ref.version}" if ref.version else ""
+    unsure = (
+        "" if location.told or not location.kv else f"; kv: {location.kv} is declared, is the mount of that version?"
+    )
+    return NotThereError(f"{error}{version} (read as {path}){unsure}", error.state)
+
+
+def _guessed(ref: RenderedSecret, session: VaultSession, full: str, declared: str | None) -> Location:
+    own = (session.mount or "").strip("/")
+    mount = declared or (own if own and full.startswith(f"{own}/") else full.partition("/")[0])
+    return Location(mount, _below(full, mount, ref), ref.kv or session.kv, told=False)
+
+
+def _below(full: str, mount: str, ref: RenderedSecret) -> str:
+    path = full.removeprefix(mount).strip("/")
+    if not path:
+        raise SecretError(f"{place(ref)}: {mount} is a whole mount; write the path of a secret below it")
+    return path
+
+
+def _clean(path: str, ref: RenderedSecret) -> str:
+    """Return the path without outer slashes. Dots would be resolved on the way, past what a check has seen."""
+    parts = path.strip("/").split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        raise SecretError(f"{place(ref)}: {path} must be names with a single / between them, without . and ..")
+    return "/".join(parts)
+
+
+def _inner(data: dict[str, Any], ref: RenderedSecret) -> dict[str, Any]:
+    """Return the user's part of a version 2 answer: always one level down, whatever the user's keys are called."""
+    inner = data.get("data")
+    if not isinstance(inner, dict) or "metadata" not in data:
+        raise SecretError(f"{place(ref)}: the mount does not answer as KV version 2; correct or remove kv")
+    return inner

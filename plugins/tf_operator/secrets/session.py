@@ -1,0 +1,121 @@
+"""One login at one Vault (or OpenBao), and what its answers mean."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import tenacity
+
+from tf_operator.errors import SecretError, SecretUnavailableError
+from tf_operator.secrets.faults import explain
+
+PATIENCE = 20.0
+"""Seconds for which a sealed or unreachable Vault is asked again, over all secrets of a replica."""
+REQUEST_TIMEOUT = 5.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class VaultSession:
+    """A logged-in client, and what its connection says."""
+
+    connection: str
+    client: Any = field(repr=False)
+    """An hvac client."""
+    mount: str | None = None
+    """The connection's own mount: a guess where the server does not tell the mounts."""
+    kv: int | None = None
+    """The connection's KV version: likewise."""
+    made_token: bool = False
+    """Whether this login made the token. Then it is revoked in the end; one that was given is not ours to revoke."""
+    register_masks: Callable[[Sequence[str]], None] | None = field(default=None, repr=False)
+    """Told the texts to keep out of logs before anybody gets a value."""
+
+    def get(self, path: str, where: str, **params: str | int) -> dict[str, Any]:
+        """Read an API path. Raises the errors of `faults`; `where` begins their messages."""
+        return self._call("get", path, where, params=params or None)
+
+    def list(self, path: str, where: str) -> dict[str, Any]:
+        """List an API path, likewise."""
+        return self._call("list", path, where)
+
+    def post(self, path: str, where: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Write to an API path, likewise."""
+        return self._call("post", path, where, json=body)
+
+    def close(self) -> None:
+        """Revoke the token if this login made it. A failure is no error: the token's TTL bounds its life."""
+        with contextlib.suppress(Exception):
+            if self.made_token:
+                self.client.adapter.post("/v1/auth/token/revoke-self")
+        with contextlib.suppress(Exception):
+            self.client.adapter.close()
+
+    def _call(self, method: str, path: str, where: str, **options: Any) -> dict[str, Any]:
+        send = getattr(self.client.adapter, method)
+        answer = translated(lambda: send(f"/v1/{quote(path)}", **options), where, self.client.adapter.base_uri)
+        if not isinstance(answer, dict) or not isinstance(answer.get("data"), dict):
+            raise SecretError(
+                f"{where}: {self.client.adapter.base_uri} does not answer as a Vault does; check its address"
+            )
+        data: dict[str, Any] = answer["data"]
+        return data
+
+
+Login = Callable[[str], Any]
+"""Connection id → VaultSession (or a bare hvac client, whose token is then not revoked)."""
+
+
+def translated(action: Callable[[], T], where: str, address: str) -> T:
+    """Run `action`; its hvac and network errors become SecretErrors.
+
+    These are raised outside the handler, so that they carry no context: hvac's errors hold whole answers.
+    """
+    import hvac.exceptions
+    import requests
+
+    try:
+        return action()
+    except (hvac.exceptions.VaultError, requests.RequestException) as caught:
+        error = explain(caught, where, address)
+    raise error
+
+
+class Patience:
+    """Repeats what fails for a sealed or unreachable Vault, with back-off, until the time is used up. Nothing else."""
+
+    def __init__(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds
+
+    def __call__(self, action: Callable[[], T]) -> T:
+        """Return what `action` returns; raises its last error."""
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(SecretUnavailableError),
+            stop=lambda _: time.monotonic() >= self._deadline,
+            wait=tenacity.wait_random_exponential(multiplier=0.2, min=0.1, max=3),
+            reraise=True,
+        )
+        return retrying(action)
+
+
+@contextlib.contextmanager
+def sessions(login: Login, patience: Patience) -> Iterator[Callable[[str], VaultSession]]:
+    """Give connection id → session, with one login per connection; all are closed in the end."""
+    known: dict[str, VaultSession] = {}
+
+    def session(connection: str) -> VaultSession:
+        if connection not in known:
+            made = patience(lambda: login(connection))
+            known[connection] = made if isinstance(made, VaultSession) else VaultSession(connection, made)
+        return known[connection]
+
+    try:
+        yield session
+    finally:
+        for one in known.values():
+            one.close()
