@@ -36,7 +36,7 @@ def task_instance_mutation_hook(task_instance: TaskInstance, dag_run: DagRun | N
     from sqlalchemy.orm import object_session
 
     session = object_session(dag_run)
-    mark = decide(gang, dag_run.conf or {}, session)
+    mark = decide(json.loads(gang), dag_run.conf or {}, session)
     task_instance.pool = "default_pool" if "refused" in mark else mark["pool"]
     task_instance.pool_slots = 1 if "refused" in mark else mark["slots"]
     if session is not None:

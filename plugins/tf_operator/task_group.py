@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -175,7 +176,7 @@ def _cluster(build: _Build, mapped: list[str]) -> ClusterOperator:
     gang = build.job.gang(build.prefix)
     return ClusterOperator(
         task_id="cluster",
-        gang=gang,
+        gang=json.dumps(gang),
         **_usual_demand(gang),
         group_id=build.group_id,
         mapped=mapped,

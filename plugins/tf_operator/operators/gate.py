@@ -17,9 +17,9 @@ POLICY_KEY = "policy"
 
 
 class ClusterOperator(BaseOperator):
-    """The only task of the group in the GPU pool. `gang` is the formula of its slots, read by the cluster policy."""
+    """The only task of the group in the GPU pool. `gang` (JSON) is the formula of its slots, for the cluster policy."""
 
-    def __init__(self, *, gang: dict[str, Any], group_id: str, mapped: list[str], **kwargs: Any) -> None:
+    def __init__(self, *, gang: str, group_id: str, mapped: list[str], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.gang = gang
         self.group_id = group_id
