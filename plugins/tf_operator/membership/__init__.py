@@ -1,6 +1,7 @@
 """Who is in the cluster, and what everybody has to do next: pure decisions over plain messages."""
 
-from tf_operator.membership.decide import Facts, Timers, begin, decide
+from tf_operator.membership.decide import begin, decide
+from tf_operator.membership.facts import Facts, Timers, deciders
 from tf_operator.membership.messages import Cluster, Judgement, Member, Phase, Status, Verdict, describe_end
 from tf_operator.membership.owner import Owner
 
@@ -16,5 +17,6 @@ __all__ = [
     "Verdict",
     "begin",
     "decide",
+    "deciders",
     "describe_end",
 ]

@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from tf_operator.errors import JobError
 from tf_operator.identity import ReplicaId
 from tf_operator.job_spec.rendered import RenderedJob
-from tf_operator.membership.decide import Facts, Timers, decide
+from tf_operator.membership.decide import decide
+from tf_operator.membership.facts import Facts, Timers
 from tf_operator.membership.messages import Cluster, Member
 
 SAY_AGAIN = 30.0
@@ -27,11 +29,18 @@ class Owner:
         self._said = cluster
 
     def step(self, members: Mapping[ReplicaId, Member], states: Mapping[ReplicaId, str | None]) -> bool:
-        """Decide on these facts; True where the message has to be said (again). Other attempts' members are dropped."""
+        """Decide on these facts; True where the message has to be said (again). Other attempts' members are dropped.
+
+        Members that make no ClusterSpec (two at one address) fail the attempt.
+        """
         now = self._clock()
-        known = {r: m for r, m in members.items() if m.attempt == self.cluster.attempt}
-        cluster = replace(self.cluster, elapsed=now - self._began)
-        self.cluster, self._timers = decide(self.job, cluster, self._timers, Facts(now, known, states))
+        known = {r: m for r in self.job.replicas if (m := members.get(r)) and m.attempt == self.cluster.attempt}
+        if not self.cluster.phase.terminal:
+            self.cluster = replace(self.cluster, elapsed=now - self._began)
+        try:
+            self.cluster, self._timers = decide(self.job, self.cluster, self._timers, Facts(now, known, states))
+        except JobError as error:
+            self.fail(str(error))
         news = replace(self.cluster, elapsed=0.0) != replace(self._said, elapsed=0.0)
         if news or self.cluster.elapsed - self._said.elapsed >= SAY_AGAIN:
             self._said = self.cluster

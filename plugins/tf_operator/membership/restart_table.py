@@ -24,6 +24,13 @@ _PEERS: dict[tuple[str, str], tuple[str, ...]] = {
     ("multi_worker_mirrored", "chief"): _EVERYBODY,
 }
 
+_SERVERS: dict[str, tuple[str, ...]] = {
+    "parameter_server": ("ps", "worker"),
+    "between_graph": ("ps",),
+    "in_graph": ("ps", "worker"),
+}
+"""Replica types that only serve the others and never end by themselves."""
+
 
 def peers_of(strategy: str, lost: ReplicaId, replicas: Iterable[ReplicaId]) -> list[ReplicaId]:
     """The other replicas whose programs must start again when `lost` is lost.
@@ -38,12 +45,25 @@ def peers_of(strategy: str, lost: ReplicaId, replicas: Iterable[ReplicaId]) -> l
     return peers
 
 
-def draws(strategy: str, lost: ReplicaId, other: ReplicaId, replicas: Iterable[ReplicaId]) -> bool:
-    """True where the loss of `lost` can end the program of `other`."""
-    return other in peers_of(strategy, lost, replicas)
+def serves(strategy: str, replica: ReplicaId) -> bool:
+    """True where the replica only serves: the others need it for as long as they run."""
+    return replica.role in _SERVERS.get(strategy, ())
 
 
 def can_be_drawn(strategy: str, replica: ReplicaId, replicas: Iterable[ReplicaId]) -> bool:
-    """True where the loss of any other replica can end the program of `replica`."""
+    """True where the loss of some other replica ends the program of `replica`."""
     replicas = list(replicas)
-    return any(draws(strategy, lost, replica, replicas) for lost in replicas if lost != replica)
+    return any(replica in peers_of(strategy, lost, replicas) for lost in replicas if lost != replica)
+
+
+def may_draw(strategy: str, lost: ReplicaId, other: ReplicaId, replicas: Iterable[ReplicaId]) -> bool:
+    """True where a program of `other` that ends non-zero may do so because of the loss of `lost`.
+
+    Wider than the table: TensorFlow's own servers survive the loss of a chief, and workers that of a ps, but a
+    training program may give up when its connection breaks.
+    """
+    if lost == other or strategy == "none" or "evaluator" in (lost.role, other.role):
+        return False
+    if other in peers_of(strategy, lost, replicas):
+        return True
+    return (lost.role, other.role) in (("ps", "worker"), ("ps", "chief"), ("chief", "worker"))

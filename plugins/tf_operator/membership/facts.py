@@ -1,0 +1,60 @@
+"""What is known of the replicas at one moment, and when things were first seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tf_operator.identity import ReplicaId
+from tf_operator.job_spec.rendered import RenderedJob
+from tf_operator.membership.messages import Member, Status
+
+GONE = frozenset({"up_for_retry", "up_for_reschedule", "scheduled", "queued", "restarting"})
+"""Airflow states of a replica that was running and is between two tries."""
+
+ENDED = frozenset({"failed", "success", "skipped", "removed", "upstream_failed"})
+"""Airflow states a replica only has before the end of the job if a person or Airflow itself ended it."""
+
+EndKey = tuple[str, int, int]
+"""One end: replica, incarnation, generation."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known at one moment. `now` in seconds on any clock that only grows."""
+
+    now: float
+    members: Mapping[ReplicaId, Member]
+    """Messages of this attempt only."""
+    states: Mapping[ReplicaId, str | None] = field(default_factory=dict)
+    """Airflow task states; absent where unknown."""
+
+    def ended_well(self, replica: ReplicaId) -> bool:
+        """True where its program ended by itself with exit code 0."""
+        member = self.members.get(replica)
+        end = member.end if member and member.status is Status.EXITED else None
+        return end is not None and end.code == 0 and not end.stopped
+
+
+@dataclass(frozen=True)
+class Timers:
+    """When things were first seen, on the clock of `Facts.now`. Lost with the owner's process, which only delays."""
+
+    ends: Mapping[EndKey, float] = field(default_factory=dict)
+    missing: Mapping[str, float] = field(default_factory=dict)
+
+    def end_seen(self, replica: ReplicaId, member: Member) -> float:
+        """When the end that `member` reports was first seen."""
+        return self.ends[end_key(replica, member)]
+
+
+def end_key(replica: ReplicaId, member: Member) -> EndKey:
+    """Names the end that `member` reports."""
+    return str(replica), member.incarnation, member.generation
+
+
+def deciders(job: RenderedJob) -> list[ReplicaId]:
+    """The replicas whose success is the job's."""
+    if job.success_policy == "all_workers":
+        return [r for r in job.replicas if r.role in ("chief", "worker")] or [job.decider]
+    return [job.decider]
