@@ -231,8 +231,10 @@ def finish(flags, record):
     if record.number > int(flags.get("fail-times", [sys.maxsize])[-1]):
         sys.exit(0)
     if "signal" in flags:
-        signal.signal(getattr(signal, flags["signal"][-1]), signal.SIG_DFL)
-        os.kill(os.getpid(), getattr(signal, flags["signal"][-1]))
+        number = getattr(signal, flags["signal"][-1])
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
     sys.exit(int(flags.get("exit", [0])[-1]))
 
 
