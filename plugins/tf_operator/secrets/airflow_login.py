@@ -15,8 +15,8 @@ def login_airflow(connection: str) -> VaultSession:
 
     Raises SecretError, or SecretUnavailableError for a Vault that is sealed or out of reach.
     """
-    from airflow.sdk.exceptions import AirflowNotFoundException
     from airflow.providers.hashicorp.hooks.vault import VaultHook
+    from airflow.sdk.exceptions import AirflowNotFoundException
 
     where = f"connection {connection}"
     hook: Any = None

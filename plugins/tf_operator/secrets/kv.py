@@ -30,10 +30,13 @@ class Location:
 
     def readings(self) -> list[tuple[int, str]]:
         """Return (KV version, path below it) in the order in which they are tried."""
-        plain = [(version, self.path) for version in ((self.kv,) if self.kv else (2, 1))]
-        # People copy the API's path, `data/` included; a secret's own path may begin so too, and goes first.
-        typed = [(2, self.path.removeprefix("data/"))] if self.path.startswith("data/") and self.kv != 1 else []
-        return plain + typed
+        readings = [(self.kv or 2, self.path)]
+        if self.path.startswith("data/") and self.kv != 1:
+            # People copy the API's path, `data/` included; a secret's own path may begin so too, and goes first.
+            readings.append((2, self.path.removeprefix("data/")))
+        if self.kv is None:
+            readings.append((1, self.path))
+        return readings
 
 
 def api_path(mount: str, kv: int, path: str, part: str = "data") -> str:

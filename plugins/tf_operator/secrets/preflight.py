@@ -81,7 +81,7 @@ def _check_listed(ref: RenderedSecret, session: VaultSession, location: Location
     folder, _, name = path.rpartition("/")
     try:
         listed = session.list(f"{location.mount}/{folder}".rstrip("/"), place(ref))
-    except (DeniedError, NotThereError):
+    except DeniedError:
         return
     if name not in listed.get("keys", [name]):
         raise NotThereError(f"{place(ref)}: there is nothing at this path", "absent")

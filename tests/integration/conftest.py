@@ -1,0 +1,22 @@
+"""What the integration tests start: one OpenBao per session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tf_operator.services.openbao import DevOpenBao
+
+PROJECT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def openbao(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevOpenBao]:
+    """A real OpenBao with the mounts kv1, kv2, team/kv1 and team/kv2, besides secret (version 2)."""
+    with DevOpenBao(tmp_path_factory.mktemp("openbao"), project=PROJECT) as server:
+        client = server.client()
+        for path in ("kv1", "kv2", "team/kv1", "team/kv2"):
+            client.sys.enable_secrets_engine("kv", path=path, options={"version": path[-1]})
+        yield server

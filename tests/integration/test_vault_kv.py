@@ -1,0 +1,182 @@
+"""Case C-41 and the faults of a read, on a real OpenBao. `resolve` and `check` say the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from vault_helpers import Logins, chain, put, ref, token
+
+from tf_operator.errors import SecretError, SecretUnavailableError
+from tf_operator.secrets import check, resolve
+from tf_operator.services.openbao import DevOpenBao
+
+pytestmark = pytest.mark.vault
+VALUE = "S3cr3t-Zk7xQ9pLwMv2"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def secrets(openbao: DevOpenBao) -> None:
+    """The secrets this module reads."""
+    put(openbao, "kv1/team/train", {"token": "of-version-1"})
+    put(openbao, "kv1/data/train", {"token": "own-path-begins-with-data"})
+    put(openbao, "kv2/data/team/train", {"token": "of-version-2", "data": "a key called data", "n": 7, "o": {"a": [1]}})
+    put(openbao, "kv2/data/data/own", {"token": "own-path-begins-with-data"})
+    put(openbao, "team/kv1/deep/path", {"token": "slashes-1"})
+    put(openbao, "team/kv2/data/deep/path", {"token": "slashes-2"})
+    put(openbao, "secret/data/training/one", {"value": VALUE})
+    put(openbao, "secret/data/training/deleted", {"value": VALUE})
+    put(openbao, "secret/data/training/destroyed", {"value": VALUE})
+    put(openbao, "secret/data/training/versions", {"value": "first-version"})
+    put(openbao, "secret/data/training/versions", {"value": "second-version"})
+    put(openbao, "secret/data/elsewhere", {"value": VALUE})
+    adapter = openbao.client().adapter
+    adapter.delete("/v1/secret/data/training/deleted")
+    adapter.put("/v1/secret/destroy/training/destroyed", json={"versions": [1]})
+
+
+def value(openbao: DevOpenBao, vault: str, **fields: Any) -> str:
+    check([ref(vault, **fields)], Logins(openbao))
+    return resolve([ref(vault, **fields)], Logins(openbao)).env["VALUE"]
+
+
+@pytest.mark.parametrize(
+    ("vault", "expected"),
+    [
+        ("kv1/team/train#token", "of-version-1"),
+        ("/kv1/team/train#token", "of-version-1"),
+        ("kv1/data/train#token", "own-path-begins-with-data"),
+        ("kv2/team/train#token", "of-version-2"),
+        ("/kv2/team/train#token", "of-version-2"),
+        ("kv2/data/team/train#token", "of-version-2"),
+        ("kv2/data/own#token", "own-path-begins-with-data"),
+        ("kv2/team/train#data", "a key called data"),
+        ("kv2/team/train#n", "7"),
+        ("kv2/team/train#o", '{"a":[1]}'),
+        ("team/kv1/deep/path#token", "slashes-1"),
+        ("team/kv2/deep/path#token", "slashes-2"),
+    ],
+)
+def test_both_versions(openbao: DevOpenBao, vault: str, expected: str) -> None:
+    assert value(openbao, vault) == expected
+
+
+@pytest.mark.parametrize("path", ["team/kv2/deep/path", "deep/path", "/deep/path/"])
+@pytest.mark.parametrize("mount", ["team/kv2", "/team/kv2/"])
+def test_a_declared_mount(openbao: DevOpenBao, mount: str, path: str) -> None:
+    assert value(openbao, f"{path}#token", mount=mount, kv=2) == "slashes-2"
+
+
+def test_a_version_of_a_secret(openbao: DevOpenBao) -> None:
+    assert value(openbao, "secret/training/versions#value", version=1) == "first-version"
+    assert value(openbao, "secret/training/versions#value") == "second-version"
+
+
+@pytest.mark.parametrize(
+    ("vault", "fields", "session", "expected"),
+    [
+        ("kv2/team/train#token", {}, {}, "of-version-2"),
+        ("kv1/team/train#token", {}, {}, "of-version-1"),
+        ("kv1/team/train#token", {"kv": 1}, {}, "of-version-1"),
+        ("kv1/team/train#token", {}, {"kv": 1}, "of-version-1"),
+        ("kv2/data/team/train#token", {}, {}, "of-version-2"),
+        ("team/kv2/deep/path#token", {}, {"mount": "team/kv2"}, "slashes-2"),
+        ("team/kv2/deep/path#token", {"mount": "team/kv2"}, {}, "slashes-2"),
+    ],
+)
+def test_mounts_that_the_server_does_not_tell(
+    openbao: DevOpenBao, vault: str, fields: dict[str, Any], session: dict[str, Any], expected: str
+) -> None:
+    login = Logins(openbao, hides_mounts=True, **session)
+    assert resolve([ref(vault, **fields)], login).env["VALUE"] == expected
+    check([ref(vault, **fields)], login)
+
+
+FAULTS: list[tuple[str, dict[str, Any], str]] = [
+    ("kv2/team/train#token", {"kv": 1}, "kv: 1 is declared, but the mount kv2 is KV version 2; remove kv"),
+    ("kv1/team/train#token", {"kv": 2}, "kv: 2 is declared, but the mount kv1 is KV version 1; remove kv"),
+    ("team/kv2/deep/path#token", {"mount": "team"}, "mount: team is declared, but the path is on the mount team/kv2"),
+    ("kv1/team/train#token", {"version": 1}, "version: 1, but kv1 is KV version 1; remove version"),
+    ("kv2/nowhere#token", {}, "there is nothing at this path (read as kv2/data/nowhere)"),
+    ("kv1/team/nowhere#token", {}, "there is nothing at this path (read as kv1/team/nowhere)"),
+    ("secret/training/versions#value", {"version": 9}, "nothing at this path in version 9 (read as secret/data/"),
+    ("secret/training/deleted#value", {}, "version 1 was deleted; undelete or write it"),
+    ("secret/training/destroyed#value", {}, "version 1 was destroyed; write it again"),
+    ("secret/training/one#valeu", {}, "no such key among its 1; did you mean value?"),
+    ("kv2/team/train#xyz", {}, "no such key among its 4; it has data, n, o, token"),
+    ("kv2#token", {}, "kv2 is a whole mount; write the path of a secret below it"),
+    ("secret/training/../elsewhere#value", {}, "must be names with a single / between them, without . and .."),
+    ("secret/training//one#value", {}, "must be names with a single / between them, without . and .."),
+    ("cubbyhole/x#value", {}, "the mount cubbyhole is of type cubbyhole; only KV mounts can be read"),
+    ("nomount/x#value", {}, "there is nothing at this path (read as nomount/data/x)"),
+]
+
+
+@pytest.mark.parametrize("do", [resolve, check])
+@pytest.mark.parametrize(("vault", "fields", "expected"), FAULTS)
+def test_faults(openbao: DevOpenBao, do: Any, vault: str, fields: dict[str, Any], expected: str) -> None:
+    with pytest.raises(SecretError) as caught:
+        do([ref(vault, **fields)], Logins(openbao))
+    message = str(caught.value)
+    assert expected in message
+    assert message.startswith(f"secret {vault} (connection vault_default): ")
+    assert "\n" not in message
+    assert not isinstance(caught.value, SecretUnavailableError)
+    assert VALUE not in chain(caught.value)
+
+
+@pytest.mark.parametrize("do", [resolve, check])
+def test_a_wrong_declared_version_that_the_server_does_not_tell(openbao: DevOpenBao, do: Any) -> None:
+    login = Logins(openbao, hides_mounts=True)
+    with pytest.raises(SecretError, match="KV version 2, read as version 1|kv: 1 is declared, is the mount"):
+        do([ref("kv2/team/train#token", kv=1)], login)
+    with pytest.raises(SecretError, match="kv: 2 is declared, is the mount of that version"):
+        do([ref("kv1/team/train#token", kv=2)], login)
+
+
+@pytest.mark.parametrize("do", [resolve, check])
+def test_forbidden_is_not_asked_again(openbao: DevOpenBao, do: Any) -> None:
+    """Case C-44: the message names the path, and that the policy or the path may be wrong."""
+    login = Logins(openbao, openbao.training_token())
+    with pytest.raises(SecretError) as caught:
+        do([ref("secret/elsewhere#value")], login)
+    assert "the token's policy does not grant read on secret/data/elsewhere, or the path is wrong" in str(caught.value)
+    assert not isinstance(caught.value, SecretUnavailableError)
+    assert len(login.asked) == len(set(login.asked))
+
+
+@pytest.mark.parametrize("do", [resolve, check])
+def test_a_token_that_is_not_known(openbao: DevOpenBao, do: Any) -> None:
+    with pytest.raises(SecretError, match="the connection's token is wrong, expired or revoked"):
+        do([ref("secret/training/one#value")], Logins(openbao, "no-such-token"))
+
+
+def test_a_mount_that_does_not_exist_with_little_rights(openbao: DevOpenBao) -> None:
+    with pytest.raises(SecretError, match="does not grant read on nomount/data/x, or the path is wrong"):
+        resolve([ref("nomount/x#value")], Logins(openbao, openbao.training_token()))
+
+
+def test_the_shipped_policy_is_enough_and_no_more(openbao: DevOpenBao) -> None:
+    login = Logins(openbao, openbao.training_token())
+    check([ref("secret/training/one#value")], login)
+    assert resolve([ref("secret/data/training/one#value")], login).env["VALUE"] == VALUE
+    with pytest.raises(SecretError, match="no such key"):
+        check([ref("secret/training/one#other")], login)
+    policies = openbao.client().auth.token.lookup(openbao.training_token())["data"]["policies"]
+    assert "root" not in policies
+
+
+def test_check_reads_no_value(openbao: DevOpenBao) -> None:
+    login = Logins(openbao)
+    check([ref("secret/training/one#value"), ref("kv1/team/train#token")], login)
+    assert login.asked
+    assert not [asked for asked in login.asked if asked.startswith("get") and ("/data/" in asked or "get kv1" in asked)]
+
+
+def test_check_does_with_read_alone(openbao: DevOpenBao) -> None:
+    """A policy that hides metadata, subkeys and lists is no fault."""
+    rules = 'path "secret/data/training/*" { capabilities = ["read"] } path "kv1/*" { capabilities = ["read"] }'
+    refs = [ref("secret/training/one#value"), ref("kv1/team/train#token", env="B")]
+    login = Logins(openbao, token(openbao, rules))
+    check(refs, login)
+    assert resolve(refs, login).env == {"VALUE": VALUE, "B": "of-version-1"}
