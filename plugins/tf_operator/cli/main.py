@@ -73,3 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         typer.echo(f"tf-operator: {message}; see tf-operator --help", err=True)
         return 2
     return code if isinstance(code, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -67,7 +67,8 @@ def _parse_yaml(place: str, text: str) -> Document:
         return read_yaml(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
+        # The end of the text counts as a line of its own.
+        line = f":{min(mark.line + 1, text.count(chr(10), 0, -1) + 1)}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         raise JobFileError(f"{place}{line}: is not YAML: {problem}; correct it") from None
     except RecursionError:

@@ -15,6 +15,8 @@ from jinja2.sandbox import SandboxedEnvironment
 PARAM_REF = re.compile(r"\{\{ *params\.([A-Za-z_][A-Za-z0-9_]*) *\}\}")
 """The one form that counts, GPUs, slots and the pool may have, beside a literal."""
 
+_PLAIN = re.compile(r"\{\{ *([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))? *\}\}", re.ASCII)
+
 RAW = "put {% raw %}...{% endraw %} around text that is not a template"
 
 
@@ -43,16 +45,30 @@ CONTEXT_NAMES = frozenset(
 
 def check(text: str, declared: Mapping[str, Any]) -> None:
     """Parse the template. ValueError if it is broken, or uses a name or a param that will not be there."""
-    tree = _parse(text)
+    if (names := _plain_params(text)) is None:
+        tree = _parse(text)
+        _check_names(tree)
+        names = list(_param_names(tree))
+    for name in names:
+        if name not in declared:
+            raise ValueError(f"params.{name} is not declared; {nearest(name, declared) or 'add it to params'}")
+
+
+def _plain_params(text: str) -> list[str] | None:
+    # Nearly all templates look like this, and parsing a folder of jobs must be quick.
+    accesses = _PLAIN.findall(text)
+    if is_template(_PLAIN.sub("", text)) or any(root not in CONTEXT_NAMES for root, _ in accesses):
+        return None
+    return [name for root, name in accesses if root == "params" and name]
+
+
+def _check_names(tree: nodes.Template) -> None:
     for name in sorted(meta.find_undeclared_variables(tree) - CONTEXT_NAMES - set(_environment().globals)):
         if name == "conn":
             raise ValueError(
                 "a connection's password would be kept with the run; put it into Vault, and under secrets:"
             )
         raise ValueError(f"{name} is no name that templates know; {nearest(name, sorted(CONTEXT_NAMES)) or RAW}")
-    for name in _param_names(tree):
-        if name not in declared:
-            raise ValueError(f"params.{name} is not declared; {nearest(name, declared) or 'add it to params'}")
 
 
 def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str | None:
