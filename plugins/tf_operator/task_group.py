@@ -44,6 +44,7 @@ GANG_EXTRA_TASKS = 6
 def _defaults() -> dict[str, Any]:
     """Airflow's own default of every argument a DAG's default_args could change."""
     return {key: value for key, value in OPERATOR_DEFAULTS.items() if key not in INHERITED} | {
+        "pool": "default_pool",
         "email": None,
         "run_as_user": None,
         "resources": None,

@@ -1,0 +1,13 @@
+"""What all tests share: an Airflow home of their own, and nothing of the developer's environment."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+# Before any test module imports Airflow: it reads its configuration at import, and writes into its home.
+for name in [key for key in os.environ if key.startswith(("AIRFLOW", "VAULT_", "BAO_"))]:
+    del os.environ[name]
+os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="tf_operator_tests_airflow_")
+os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"

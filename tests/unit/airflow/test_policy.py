@@ -1,0 +1,93 @@
+"""The cluster policy's decision: a run's pool and slots, or why it can never start."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import airflow.settings
+import pytest
+
+from tf_operator import policy
+
+GANG = {
+    "job": "digits",
+    "pool": "gpu",
+    "slots": None,
+    "terms": [{"count": 1, "gpus": 0}, {"count": {"param": "workers"}, "gpus": 1}],
+    "defaults": {"workers": 2},
+}
+
+
+class Pools:
+    """A session over a table of pools: size, description, include_deferred by name."""
+
+    def __init__(self, **pools: tuple[int, str, bool]) -> None:
+        self.pools = pools
+
+    no_autoflush = contextlib.nullcontext()
+
+    def execute(self, statement: Any) -> Any:
+        name = statement.compile().params["pool_1"]
+        row = self.pools.get(name)
+
+        class Answer:
+            @staticmethod
+            def first() -> Any:
+                return row
+
+        return Answer
+
+
+@pytest.fixture
+def pools() -> Iterator[Pools]:
+    yield Pools(gpu=(4, "", True), shared=(8, "GPUs [tf_operator slots_per_gpu=4]", True), plain=(4, "", False))
+
+
+def test_trap_1_the_hook_is_not_treated_as_absent() -> None:
+    assert airflow.settings.task_instance_mutation_hook.is_noop is False
+
+
+@pytest.mark.parametrize(
+    ("conf", "slots"), [({}, 2), ({"workers": 3}, 3), ({"workers": 4, "epochs": 9}, 4), ({"workers": 3.0}, 3)]
+)
+def test_slots_follow_the_runs_params(pools: Any, conf: dict[str, Any], slots: int) -> None:
+    assert policy.decide(GANG, conf, pools) == {"pool": "gpu", "slots": slots}
+
+
+def test_c22_a_job_larger_than_its_pool_is_refused_with_both_numbers(pools: Any) -> None:
+    refused = policy.decide(GANG, {"workers": 6}, pools)["refused"]
+    assert "needs 6 slots" in refused and "pool gpu has 4" in refused and "\n" not in refused
+
+
+def test_c22_a_missing_pool_is_refused_by_name(pools: Any) -> None:
+    assert "scheduling.pool = gpus" in policy.decide({**GANG, "pool": "gpus"}, {}, pools)["refused"]
+
+
+def test_a_pool_that_does_not_count_deferred_tasks_is_refused(pools: Any) -> None:
+    assert "include_deferred" in policy.decide({**GANG, "pool": "plain"}, {}, pools)["refused"]
+
+
+def test_slots_per_gpu_comes_from_the_pool(pools: Any) -> None:
+    gang = {**GANG, "pool": "shared", "terms": [{"count": 3, "gpus": 0.5}]}
+    assert policy.decide(gang, {}, pools) == {"pool": "shared", "slots": 6}
+
+
+def test_a_value_that_is_no_count_is_refused_in_one_line(pools: Any) -> None:
+    refused = policy.decide(GANG, {"workers": "three"}, pools)["refused"]
+    assert "workers" in refused and "three" in refused and "\n" not in refused
+
+
+def test_a_job_without_gpus_holds_one_slot_of_the_default_pool(pools: Any) -> None:
+    gang = {**GANG, "pool": None, "terms": [{"count": 3, "gpus": 0}]}
+    assert policy.decide(gang, {}, pools) == {"pool": "default_pool", "slots": 1}
+
+
+def test_other_peoples_tasks_are_left_alone() -> None:
+    class Other:
+        task = object()
+        pool, pool_slots = "theirs", 7
+
+    policy.task_instance_mutation_hook(Other(), dag_run=object())  # type: ignore[arg-type]
+    assert (Other.pool, Other.pool_slots) == ("theirs", 7)

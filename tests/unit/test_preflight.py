@@ -1,0 +1,105 @@
+"""What plan can know before a GPU is taken."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tf_operator.errors import PreflightError
+from tf_operator.job_spec import RenderedJob
+from tf_operator.job_spec.rendered import RenderedRunPolicy, ReplicaGroup
+from tf_operator.model_dir import claim
+from tf_operator.preflight import Limits, check, triggerer_health
+
+
+def job(tmp_path: Path, **change: Any) -> RenderedJob:
+    group = {
+        "task_id": "worker",
+        "role": "worker",
+        "count": 4,
+        "command": [sys.executable],
+        "working_dir": str(tmp_path),
+    }
+    policy = change.pop("run_policy", RenderedRunPolicy())
+    return RenderedJob(
+        name="job",
+        strategy="none",
+        groups=[ReplicaGroup(**{**group, **change})],
+        model_dir=str(tmp_path / "model"),
+        run_policy=policy,
+    )
+
+
+def test_a_sound_job_passes(tmp_path: Path) -> None:
+    check(job(tmp_path), Limits(max_active_tasks=4, parallelism=4, max_map_length=4))
+
+
+@pytest.mark.parametrize(
+    ("limits", "name"),
+    [
+        (Limits(max_active_tasks=3), "max_active_tasks is 3"),
+        (Limits(parallelism=3), "parallelism gives the executor 3 slots"),
+        (Limits(max_map_length=3), "max_map_length is 3"),
+        (Limits(heartbeat_timeout=1000), "orphan_timeout = 900 s"),
+    ],
+)
+def test_limits_that_would_hold_back_half_a_gang_are_named(tmp_path: Path, limits: Limits, name: str) -> None:
+    with pytest.raises(PreflightError, match=name):
+        check(job(tmp_path), limits)
+
+
+def test_a_missing_interpreter_and_folder_are_both_named(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError) as error:
+        check(job(tmp_path, command=["no/such/python"], working_dir=str(tmp_path / "gone")), Limits())
+    lines = str(error.value).splitlines()
+    assert len(lines) == 2
+    assert "working_dir" in lines[0] and "no/such/python" in lines[1]
+
+
+def test_a_command_on_path_passes(tmp_path: Path) -> None:
+    check(job(tmp_path, command=["sh", "-c", "true"]), Limits())
+
+
+def test_no_triggerer_is_one_line_after_the_patience() -> None:
+    patience = iter([True, True, False])
+    with pytest.raises(PreflightError, match="no triggerer is running"):
+        triggerer_health(lambda: {"triggerer": {"status": "unhealthy"}}, lambda: next(patience))
+
+
+def test_a_triggerer_that_comes_up_meanwhile_is_fine() -> None:
+    answers = iter([{"triggerer": {"status": "unhealthy"}}, {"triggerer": {"status": "healthy"}}])
+    triggerer_health(lambda: next(answers), lambda: True)
+
+
+# -- model_dir (case C-54)
+
+FIRST = {"dag_id": "d", "run_id": "first", "group_id": "train"}
+SECOND = {"dag_id": "d", "run_id": "second", "group_id": "train"}
+
+
+def test_c54_a_second_run_is_refused_while_the_holder_lives_and_names_it(tmp_path: Path) -> None:
+    claim(str(tmp_path), FIRST, lambda _other: False)
+    with pytest.raises(PreflightError, match="belongs to run first"):
+        claim(str(tmp_path), SECOND, lambda other: other != FIRST)
+
+
+def test_c54_a_finished_or_killed_holder_does_not_block(tmp_path: Path) -> None:
+    claim(str(tmp_path), FIRST, lambda _other: False)
+    claim(str(tmp_path), SECOND, lambda _other: True)
+    with pytest.raises(PreflightError, match="belongs to run second"):
+        claim(str(tmp_path), FIRST, lambda _other: False)
+
+
+def test_c54_the_retry_of_a_run_has_its_own_folder_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        claim(str(tmp_path), FIRST, lambda _other: False)
+    assert [p.name for p in (tmp_path / ".tf_operator").iterdir() if p.is_file()] == ["owner.json"]
+
+
+def test_a_model_dir_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PreflightError, match="model_dir = .*file/model: cannot be written"):
+        claim(str(tmp_path / "file" / "model"), FIRST, lambda _other: False)
