@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from tf_operator.errors import JobFileError
 from tf_operator.job_spec import TensorFlowJob
 

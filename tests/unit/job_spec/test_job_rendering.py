@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from tf_operator.errors import JobError
 from tf_operator.gang import Demand, evaluate
 from tf_operator.job_spec import RenderedJob, TensorFlowJob, plain_context

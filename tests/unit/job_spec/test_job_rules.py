@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from tf_operator.errors import JobError
 from tf_operator.job_spec import TensorFlowJob
 from tf_operator.job_spec.units import memory_bytes, seconds

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+
 from tf_operator.job_spec import TensorFlowJob
+from tf_operator.job_spec.explain import levels_of
 
 JOB: dict[str, Any] = {
     "name": "digits",
@@ -60,3 +63,22 @@ def test_every_field_is_described() -> None:
     plain = {"replicas", "name"}
     nameless = [key for key, field in schema["properties"].items() if not field.get("description") and key not in plain]
     assert nameless == []
+
+
+def test_the_page_on_job_files_names_every_field() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "job-file.md").read_text()
+    missing = []
+    for level, keys in levels_of(TensorFlowJob).items():
+        for key in keys:
+            named = f"`{level}.{key}`" if level else f"`{key}`"
+            short = f"`.{key}`" if level else f"`{key}"
+            if named not in page and short not in page and level.count(".") < 2 and key not in levels_of(TensorFlowJob):
+                missing.append(named)
+    assert missing == []
+
+
+def test_the_example_of_the_page_is_a_job(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "job-file.md").read_text()
+    path = tmp_path / "example.yaml"
+    path.write_text(page.split("```yaml\n")[1].split("```")[0])
+    assert TensorFlowJob.from_file(path).name == "digits-ps"
