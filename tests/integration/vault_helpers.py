@@ -53,7 +53,9 @@ def token(server: DevOpenBao, rules: str) -> str:
 class Logins:
     """A login that counts, with a given token (root without one)."""
 
-    def __init__(self, server: DevOpenBao, token: str | None = None, hides_mounts: bool = False, **session: Any) -> None:
+    def __init__(
+        self, server: DevOpenBao, token: str | None = None, hides_mounts: bool = False, **session: Any
+    ) -> None:
         self.seen: list[str] = []
         self._options = session
         plain = requests.Session()

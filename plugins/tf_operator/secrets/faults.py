@@ -31,8 +31,8 @@ def explain(error: Exception, where: str, address: str) -> SecretError:
 
     if isinstance(error, requests.exceptions.SSLError):
         return SecretError(f"{where}: TLS with {address} failed: {_tls_reason(str(error))}")
-    if isinstance(error, requests.Timeout | requests.ConnectionError):
-        return SecretUnavailableError(f"{where}: {address} is unreachable: {_network_reason(str(error))}")
+    if isinstance(error, requests.Timeout | requests.ConnectionError | requests.exceptions.ChunkedEncodingError):
+        return SecretUnavailableError(f"{where}: {address} is unreachable: {_network_reason(str(error), address)}")
     if isinstance(error, requests.RequestException):
         return SecretError(f"{where}: {address} is no usable address; check the connection's host, port and use_tls")
     said = " ".join(getattr(error, "errors", None) or [getattr(error, "text", None) or ""])
@@ -85,10 +85,12 @@ def _tls_reason(text: str) -> str:
     return "no common protocol or certificate"
 
 
-def _network_reason(text: str) -> str:
+def _network_reason(text: str, address: str) -> str:
     for phrase in ("Connection refused", "timed out", "No route to host", "Network is unreachable"):
         if phrase in text:
             return phrase.lower()
     if "resolve" in text or "Name or service" in text:
         return "its name cannot be resolved"
-    return "the connection broke"
+    # A server that speaks TLS answers plain HTTP with a line and a reset: often only the reset is seen.
+    hint = "; if it speaks TLS, set use_tls in the connection" if address.startswith("http:") else ""
+    return f"the connection broke{hint}"
