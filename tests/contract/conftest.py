@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from tf_operator.identity import Identity, ReplicaId
 from tf_operator.runners.base import Exit, Handle, Launch, SecretBundle
 from tf_operator.runners.process import ProcessRunner
@@ -36,7 +37,6 @@ class ProcessKit:
         self.work = tmp_path / "work"
         self.work.mkdir()
         self.runner = self.another()
-        self._leases: list[Any] = []
 
     def another(self) -> ProcessRunner:
         """A runner that remembers nothing, as another process has it."""
@@ -62,11 +62,13 @@ class ProcessKit:
         return Launch(identity=identity or self.identity(), argv=command, **(fields | more))
 
     def start(self, *argv: str, **more: Any) -> Handle:
-        """Reserve and start."""
+        """Reserve and start; then the program alone holds the lease."""
         launch = self.launch(*argv, **more)
         lease = self.runner.reserve(launch.identity, None)
-        self._leases.append(lease)
-        return self.runner.start(launch, lease)
+        try:
+            return self.runner.start(launch, lease)
+        finally:
+            lease.release()
 
     def wait(self, handle: Handle, timeout: float = 15.0) -> Exit:
         """The end of a program."""
@@ -105,8 +107,6 @@ class ProcessKit:
 
     def close(self) -> None:
         """End whatever a test left, by its own marks."""
-        for lease in self._leases:
-            lease.release()
         self.runner.close()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from tf_operator.errors import DeviceError
 from tf_operator.gpus import Device, DeviceLeases, device_env, holders, inventory
 from tf_operator.identity import Identity, ReplicaId

@@ -134,12 +134,13 @@ class Keeper:
 
     def _look_around(self, now: float) -> None:
         self._next_tick = now + TICK
+        # Taken before the request is read: a signal that comes after it brings us here again at once.
+        told, self._told_to_end = self._told_to_end, False
         request = self._folder.stop_request(self._start)
         if request:
             self._stop(float(request["grace"]), None, now)
-        elif self._told_to_end:
+        elif told:
             self._stop(self._orders["grace"], "the keeper was told to end (SIGTERM)", now)
-        self._told_to_end = False
         watched = self._folder.last_watched()
         # Only that the time changed counts, and our own clock since: the wall clock may jump.
         if watched != self._watched:

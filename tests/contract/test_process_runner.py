@@ -1,0 +1,265 @@
+"""What only the process runner has to prove: its keeper, its locks, and what `kill -9` leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tf_operator import locks
+from tf_operator.errors import IdentityHeldError, RunnerError
+from tf_operator.runners import secret_files
+from tf_operator.runners.base import Exit, SecretBundle, SecretFile
+from tf_operator.runners.leftovers import clean, leftovers
+
+from .conftest import SECRETS, ProcessKit, lives, until
+
+
+def kill_keeper(kit: ProcessKit) -> None:
+    keeper = kit.keeper()
+    os.kill(keeper, signal.SIGKILL)
+    until(lambda: not lives(keeper), "the keeper's death")
+
+
+def test_the_keeper_is_nobodys_child_and_in_no_ones_group(process_kit: ProcessKit, tmp_path: Path) -> None:
+    process_kit.start("--out", str(tmp_path), "--sleep", "long")
+    keeper, program = psutil.Process(process_kit.keeper()), psutil.Process(process_kit.record(tmp_path)["pid"])
+    assert keeper not in psutil.Process().children(recursive=True)
+    sessions = {os.getsid(0), os.getsid(keeper.pid), os.getsid(program.pid)}
+    assert len(sessions) == 3
+    assert program.ppid() == keeper.pid
+    streams = {str(Path(f"/proc/{keeper.pid}/fd/{number}").readlink()) for number in (0, 1)}
+    assert streams == {os.devnull}
+
+
+def test_no_secret_reaches_arguments_environment_or_files(process_kit: ProcessKit, tmp_path: Path) -> None:
+    files = (SecretFile("key", b"S3cr3t-in-a-file"),)
+    bundle = SecretBundle(env=SECRETS.env, files=files, mask=SECRETS.mask)
+    flags = ("--out", str(tmp_path / "out"), "--print", "env:STORE_KEY", "--sleep", "long")
+    handle = process_kit.start(*flags, secrets=bundle)
+    process_kit.record(tmp_path / "out")
+    process_kit.wait_output(handle, b"STORE_KEY=***\n")
+    keeper = Path("/proc", str(process_kit.keeper()))
+    seen = [(keeper / "cmdline").read_bytes(), (keeper / "environ").read_bytes()]
+    seen += [file.read_bytes() for file in process_kit.state_dir.rglob("*") if file.is_file()]
+    assert len(seen) > 5
+    assert [data for data in seen if b"S3cr3t" in data] == []
+    assert process_kit.folder().path.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_the_first_process_leaves_running_is_dead_before_the_end_is_told(
+    process_kit: ProcessKit, tmp_path: Path
+) -> None:
+    handle = process_kit.start("--out", str(tmp_path), "--spawn-child", "--exit", "2")
+    end = process_kit.wait(handle)
+    child = json.loads((tmp_path / "none-0-1.json").read_text())["child"]
+    assert not lives(child)
+    assert end == Exit(code=2)
+
+
+def test_a_killed_keeper_takes_the_program_along_and_poll_tells(process_kit: ProcessKit, tmp_path: Path) -> None:
+    handle = process_kit.start("--out", str(tmp_path), "--spawn-child", "--sleep", "long")
+    record = process_kit.record(tmp_path)
+    kill_keeper(process_kit)
+    end = process_kit.wait(handle)
+    assert (end.code, end.signal, end.stopped) == (137, "SIGKILL", False)
+    assert "keeper was killed" in str(end.reason)
+    assert not lives(record["pid"])
+    assert not lives(record["child"])
+    assert process_kit.another().find(handle.identity) == handle
+
+
+@pytest.mark.parametrize("way", ["find", "start", "remove"])
+def test_a_tree_without_keeper_is_ended_by_whoever_comes_next(
+    process_kit: ProcessKit, tmp_path: Path, way: str
+) -> None:
+    files = (SecretFile("key", b"in memory"),)
+    handle = process_kit.start(
+        "--out", str(tmp_path), "--spawn-child", "--sleep", "long", secrets=SecretBundle(files=files)
+    )
+    record = process_kit.record(tmp_path)
+    secrets = Path(record["env"]["TF_OPERATOR_SECRETS_DIR"])
+    kill_keeper(process_kit)
+    # The child has left the program's session and ignores TERM; it still holds the identity's lock.
+    until(lambda: not lives(record["pid"]), "the program to follow its keeper")
+    assert lives(record["child"])
+    assert secrets.exists()
+    if way == "find":
+        process_kit.another().find(handle.identity)
+    elif way == "start":
+        assert process_kit.wait(process_kit.start("--exit", "5")).code == 5
+    else:
+        process_kit.another().remove(handle)
+    assert not lives(record["child"])
+    assert not secrets.exists()
+
+
+def test_the_identity_is_held_while_any_process_lives_that_inherited_it(
+    process_kit: ProcessKit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process no mark leads to: its environment is wiped, and it left the session. The lock still knows."""
+    monkeypatch.setattr("tf_operator.runners.clearing.CLEAR_WAIT", 0.5)
+    hide = "import os,time,sys; os.setsid(); print(os.getpid(), flush=True); time.sleep(600)"
+    script = (
+        "import os, sys\n"
+        "if os.fork() == 0:\n"
+        f"    os.execve(sys.executable, [sys.executable, '-c', {hide!r}], {{}})\n"
+        "os.wait()\n"
+    )
+    handle = process_kit.start(sys.executable, "-c", script)
+    process_kit.wait_output(handle, b"\n")
+    hidden = int(process_kit.output(handle))
+    kill_keeper(process_kit)
+    try:
+        with pytest.raises(IdentityHeldError, match=r"worker-0.*clean"):
+            process_kit.start("--exit", "0")
+    finally:
+        os.kill(hidden, signal.SIGKILL)
+    until(lambda: not lives(hidden), "the hidden process to end")
+    assert process_kit.wait(process_kit.start("--exit", "5")).code == 5
+
+
+def test_the_port_stays_leased_as_long_as_the_program_lives(process_kit: ProcessKit, tmp_path: Path) -> None:
+    handle = process_kit.start("--out", str(tmp_path), "--sleep", "long")
+    other = process_kit.another().reserve(process_kit.identity(index=1), handle.address)
+    assert other.address != handle.address
+    other.release()
+
+
+def test_term_to_the_keeper_stops_the_program_gracefully(process_kit: ProcessKit, tmp_path: Path) -> None:
+    handle = process_kit.start("--out", str(tmp_path), "--on-term", "exit0", "--sleep", "long")
+    process_kit.record(tmp_path)
+    os.kill(process_kit.keeper(), signal.SIGTERM)
+    end = process_kit.wait(handle)
+    assert (end.code, end.stopped) == (0, True)
+    assert "keeper" in str(end.reason)
+
+
+def test_the_orphan_deadline_does_not_read_the_wall_clock(process_kit: ProcessKit, tmp_path: Path) -> None:
+    handle = process_kit.start("--out", str(tmp_path), "--sleep", "long", orphan_timeout=1.5)
+    pid = process_kit.record(tmp_path)["pid"]
+    watched, day = process_kit.folder().watched, 86400
+    for jump in range(5):
+        # A clock that is set back and forth by days while the program is watched.
+        moment = time.time() + (day if jump % 2 else -day)
+        os.utime(watched, (moment, moment))
+        time.sleep(0.5)
+    assert lives(pid)
+    moment = time.time() + 10 * day
+    os.utime(watched, (moment, moment))
+    until(lambda: not lives(pid), "the deadline", 8)
+    assert "no watcher" in str(process_kit.wait(handle).reason)
+
+
+def test_a_start_that_died_before_its_program_is_as_if_it_never_was(process_kit: ProcessKit) -> None:
+    handle = process_kit.start("--exit", "0")
+    process_kit.wait(handle)
+    folder = process_kit.folder()
+    record = folder.record()
+    assert record
+    intent = {key: value for key, value in record.items() if key not in ("pid", "program", "keeper")}
+    until(lambda: not locks.is_held(folder.keeper_lock), "the keeper to end")
+    folder.write_record(intent | {"start": 2})
+    assert process_kit.another().find(handle.identity) is None
+    assert process_kit.wait(process_kit.start("--exit", "6")).code == 6
+
+
+def test_a_full_disk_does_not_end_the_program_and_is_told(process_kit: ProcessKit, tmp_path: Path) -> None:
+    folder = process_kit.folder()
+    folder.create()
+    # The next start's output goes to a device that is always full.
+    folder.output(1).symlink_to("/dev/full")
+    go_on = tmp_path / "go-on"
+    launch = process_kit.launch("--print", "lines:1000", "--wait-file", str(go_on), "--exit", "0")
+    lease = process_kit.runner.reserve(launch.identity, None)
+    folder.last_start = lambda: 0  # type: ignore[method-assign]
+    process_kit.runner._folder = lambda identity: folder  # type: ignore[method-assign]
+    handle = process_kit.runner.start(launch, lease)
+    lease.release()
+    go_on.touch()
+    end = process_kit.wait(handle)
+    assert end.code == 0
+    assert "bytes of output lost: no space left on device" in str(end.reason)
+
+
+def test_a_lease_that_was_given_up_is_refused(process_kit: ProcessKit) -> None:
+    launch = process_kit.launch("--exit", "0")
+    lease = process_kit.runner.reserve(launch.identity, None)
+    lease.release()
+    with pytest.raises(RunnerError, match="lease"):
+        process_kit.runner.start(launch, lease)
+
+
+def test_nothing_is_left_after_remove(process_kit: ProcessKit) -> None:
+    handle = process_kit.start("--exit", "0")
+    process_kit.wait(handle)
+    process_kit.runner.remove(handle, keep_output=False)
+    left = [path for path in process_kit.state_dir.rglob("*") if path.is_file()]
+    assert [path.parent.name for path in left] == ["ports"]
+
+
+# -- leftovers and clean
+
+
+def test_clean_finds_and_removes_what_no_living_watcher_has(process_kit: ProcessKit, tmp_path: Path) -> None:
+    script = (
+        "import pickle, sys\n"
+        "from pathlib import Path\n"
+        "from tf_operator.runners.process import ProcessRunner\n"
+        "launch = pickle.load(sys.stdin.buffer)\n"
+        "runner = ProcessRunner(Path(sys.argv[1]), (21000, 21999))\n"
+        "runner.start(launch, runner.reserve(launch.identity, None))\n"
+    )
+    unwatched = process_kit.launch("--out", str(tmp_path), "--sleep", "long", identity=process_kit.identity("ps"))
+    subprocess.run(
+        [sys.executable, "-c", script, str(process_kit.state_dir)], input=pickle.dumps(unwatched), check=True
+    )
+    watched = process_kit.start("--sleep", "long")
+    found = leftovers(process_kit.state_dir)
+    assert [(leftover.identity, leftover.state) for leftover in found] == [(unwatched.identity, "running")]
+    assert f"ps-0: running, pid {found[0].pid}" in str(found[0])
+    lines = clean(process_kit.state_dir, found)
+    assert [line.split(":")[0] for line in lines] == ["removed"]
+    assert found[0].pid
+    assert not lives(found[0].pid)
+    assert leftovers(process_kit.state_dir) == []
+    assert process_kit.runner.poll(watched) is None
+
+
+def test_clean_leaves_alone_what_is_watched_again(process_kit: ProcessKit) -> None:
+    handle = process_kit.start("--sleep", "long")
+    process_kit.runner.close()
+    found = leftovers(process_kit.state_dir)
+    assert process_kit.runner.poll(handle) is None
+    assert "left alone" in clean(process_kit.state_dir, found)[0]
+    assert process_kit.runner.poll(handle) is None
+
+
+def test_clean_knows_ended_lost_and_output(process_kit: ProcessKit, tmp_path: Path) -> None:
+    ended = process_kit.start("--exit", "1", identity=process_kit.identity("chief"))
+    process_kit.wait(ended)
+    only_output = process_kit.start("--print", "text:kept", identity=process_kit.identity("ps"))
+    process_kit.wait(only_output)
+    process_kit.runner.remove(only_output)
+    process_kit.start("--out", str(tmp_path), "--sleep", "long")
+    kill_keeper(process_kit)
+    process_kit.runner.close()
+    states = {leftover.key.split("-", 1)[1]: leftover.state for leftover in leftovers(process_kit.state_dir)}
+    assert states == {"chief-0": "ended", "ps-0": "output", "worker-0": "lost"}
+    clean(process_kit.state_dir, leftovers(process_kit.state_dir))
+    assert leftovers(process_kit.state_dir) == []
+
+
+def test_clean_removes_forgotten_secret_files(process_kit: ProcessKit) -> None:
+    folder = secret_files.secrets_dir(process_kit.state_dir, "gone-worker-0")
+    secret_files.write(folder, [("key", b"secret", 0o400)])
+    assert "secret files" in clean(process_kit.state_dir, [])[0]
+    assert not folder.exists()
