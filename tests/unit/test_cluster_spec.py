@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tf_operator.cluster_spec import cluster_spec, members, tf_config, tf_config_json
 from tf_operator.errors import JobError
 from tf_operator.identity import ReplicaId

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+
 from tf_operator.errors import JobError
 from tf_operator.gang import Demand, evaluate
 from tf_operator.job_spec import TensorFlowJob

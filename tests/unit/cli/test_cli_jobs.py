@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from tf_operator.cli.main import main
 
 JOB = """\
