@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,7 +14,7 @@ _KEYWORDS = """
     type default title description enum const minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength
     maxLength pattern format items prefixItems contains minItems maxItems uniqueItems properties patternProperties
     propertyNames minProperties maxProperties required additionalProperties dependentRequired anyOf oneOf allOf not
-    if then else examples $schema $defs $ref $comment readOnly writeOnly deprecated
+    if then else examples $comment readOnly writeOnly deprecated
     values_display description_md custom_html_form section source
 """
 KEYWORDS = frozenset(_KEYWORDS.split())
@@ -51,11 +52,14 @@ class ParamSpec:
         """ValueError if the schema is none, or its default does not fit it."""
         from jsonschema import SchemaError  # type: ignore[import-untyped]
 
-        for key in self.schema:
+        for key in map(str, self.schema):
             if key not in KEYWORDS:
-                raise ValueError(
-                    f"{key} is no keyword of a JSON Schema; {nearest(key, sorted(KEYWORDS)) or 'remove it'}"
-                )
+                known = sorted(KEYWORDS)
+                raise ValueError(f"{key} is no keyword of a JSON Schema; {nearest(key, known) or 'remove it'}")
+        if _refers(self.schema):
+            # Following it could mean a request to another host, each time a DAG is parsed.
+            raise ValueError("$ref is not followed; write out what it stands for")
+        _require_json([dict(self.schema), None if self.default is NO_DEFAULT else self.default])
         try:
             _validator_class().check_schema(dict(self.schema))
         except SchemaError as error:
@@ -97,6 +101,19 @@ def effective(
         except ValueError as error:
             faults.append((name, value, str(error)))
     return values, faults
+
+
+def _refers(schema: Any) -> bool:
+    if isinstance(schema, Mapping):
+        return "$ref" in schema or "$dynamicRef" in schema or any(_refers(part) for part in schema.values())
+    return isinstance(schema, list) and any(_refers(part) for part in schema)
+
+
+def _require_json(value: Any) -> None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        raise ValueError("must be plain JSON; use text, numbers, true, false, null, lists and mappings") from None
 
 
 def _listed(names: Mapping[str, Any]) -> str:

@@ -140,6 +140,7 @@ def test_a_param_that_looks_like_a_template_is_not_rendered_again() -> None:
     [
         ("{{ params.n }}", "3"),
         ("{{ params['n'] }}", "3"),
+        ("{{ params.n }}\n", "3\n"),
         ("{{- params.n -}}", "3"),
         ("{{ -params.n }}", "-3"),
         ("{{ params.lr }}", "0.001"),

@@ -102,6 +102,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "minimun is no keyword of a JSON Schema; did you mean minimum?",
     ),
     ({"params": {"n": {"type": "whole"}}}, "params.n: is no JSON Schema"),
+    ({"params": {"n": {"$ref": "http://x/y"}}}, "$ref is no keyword of a JSON Schema"),
+    (
+        {"params": {"n": {"type": "array", "items": {"$ref": "http://x/y"}}}},
+        "params.n: $ref is not followed; write out",
+    ),
+    ({"params": {"n": float("nan")}}, "params.n = NaN: must be plain JSON"),
+    ({"params": {"n": {"default": object()}}}, "must be plain JSON"),
+    ({"params": {"n": {"default": 1, 2: 3}}}, "2 is no keyword of a JSON Schema"),
     ({"params": {"n-m": 1}}, "a param's name must be letters, digits and _"),
     (
         {"params": {"n": {"type": "integer"}}, "schedule": "@daily"},
