@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from harness import AirflowUnderTest, make_project
+
 from tf_operator.services.openbao import DevOpenBao
 
 SECONDS = 300

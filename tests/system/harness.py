@@ -41,6 +41,7 @@ from typing import Any, Literal
 
 import psutil
 import yaml
+
 from tf_operator.errors import ServiceError
 from tf_operator.identity import ROLES
 from tf_operator.services.airflow import Airflow, fail_unfinished

@@ -256,7 +256,11 @@ def fail_unfinished(api: AirflowApi, patience: float = 8.0) -> None:
 
     def quiet() -> bool:
         # A teardown runs after the mark, and the run goes on until it has.
-        return all(task.finished for run in unfinished for task in api.tasks(run.dag_id, run.run_id))
+        return all(
+            api.run(run.dag_id, run.run_id).finished
+            and all(task.finished for task in api.tasks(run.dag_id, run.run_id))
+            for run in unfinished
+        )
 
     with contextlib.suppress(ServiceError):
         wait_for(quiet, patience, "tasks to end")

@@ -84,11 +84,12 @@ class TaskState:
 
     @property
     def name(self) -> str:
-        """The last part of the task id, with the map label: `worker-1`, or `worker[1]` where it has no label."""
+        """The last part of the task id; of a mapped one the label, `worker-1`, or what stands for it as yet."""
         short = self.task_id.rpartition(".")[2]
         if self.map_index < 0:
             return short
-        return str(self.raw.get("rendered_map_index") or f"{short}[{self.map_index}]")
+        label = str(self.raw.get("rendered_map_index") or self.map_index)
+        return f"{short}-{label}" if label.isdigit() else label
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ INTERRUPTED = 130
 
 def demo() -> int:
     """Start the services, run the main job, print what happened, end everything. 0 if the job did what it should."""
-    console = Console()
+    console = wide_console()
     begun = time.monotonic()
     try:
         console.print("starting OpenBao and Airflow ...")
@@ -33,6 +33,12 @@ def demo() -> int:
         f"demo: {'done' if code == 0 else 'failed'} in {time.monotonic() - begun:.0f} s, everything was ended"
     )
     return code
+
+
+def wide_console() -> Console:
+    """Tables are not squeezed where nobody looks at a terminal's width."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
 
 
 def _demo(project: Path, console: Console, begun: float) -> int:
@@ -62,7 +68,7 @@ def _demo(project: Path, console: Console, begun: float) -> int:
 
 def foreground() -> int:
     """Start the services, tell how to use them, and wait for Ctrl-C."""
-    console = Console()
+    console = wide_console()
     try:
         console.print("starting OpenBao and Airflow ...")
         with services(settings.project_dir(), wanted_port() or 8080) as airflow:

@@ -68,7 +68,7 @@ def collect(api: AirflowApi, dag_id: str, run_id: str) -> Summary:
 def show(summary: Summary, console: Console) -> None:
     """Print it."""
     table = Table(title=f"{summary.run.dag_id} / {summary.run.run_id}: {summary.run.state}", title_justify="left")
-    for name in ("task", "state", "started", "lasted", "try", "host", "program's pid", "address"):
+    for name in ("task", "state", "started", "lasted", "try", "host", "pid", "address"):
         table.add_column(name)
     spec = summary.cluster.get("spec") or {}
     for task in summary.tasks:
