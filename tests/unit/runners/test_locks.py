@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import threading
 from pathlib import Path
+
+import pytest
 
 from tf_operator import locks
 
@@ -56,20 +59,20 @@ def test_a_lock_dies_with_its_last_holder(tmp_path: Path) -> None:
     assert not locks.is_held(path)
 
 
-def test_a_lock_on_a_removed_file_is_not_taken_for_the_lock(tmp_path: Path) -> None:
-    """Whoever waits while the holder removes the file ends up with the new file's lock, as everybody after it."""
-    path = tmp_path / "lock"
-    holder = locks.acquire(path)
-    assert holder is not None
-    taken: list[int | None] = []
-    waiter = threading.Thread(target=lambda: taken.append(locks.acquire(path, wait=10)))
-    waiter.start()
-    path.unlink()
-    os.close(holder)
-    waiter.join()
-    assert taken[0] is not None
+def test_a_lock_on_a_removed_file_is_not_taken_for_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder removes the file and ends just when the next one has opened it."""
+    path, lock = tmp_path / "lock", fcntl.flock
+
+    def remove_first(descriptor: int, kind: int) -> None:
+        monkeypatch.undo()
+        path.unlink()
+        lock(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    taken = locks.acquire(path, wait=1)
+    assert taken is not None
     assert locks.is_held(path)
-    os.close(taken[0])
+    os.close(taken)
 
 
 def test_notes_replace_one_another(tmp_path: Path) -> None:
