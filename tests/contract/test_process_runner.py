@@ -77,6 +77,24 @@ def test_a_killed_keeper_takes_the_program_along_and_poll_tells(process_kit: Pro
     assert process_kit.another().find(handle.identity) == handle
 
 
+def test_a_child_that_inherited_no_lock_is_ended_too(process_kit: ProcessKit) -> None:
+    """Python closes descriptors for what it starts, so most children hold no lock: their environment gives them away."""
+    script = (
+        "import subprocess\n"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "print(child.pid, flush=True)\n"
+        "child.wait()\n"
+    )
+    handle = process_kit.start(sys.executable, "-c", script)
+    process_kit.wait_output(handle, b"\n")
+    child = int(process_kit.output(handle))
+    kill_keeper(process_kit)
+    until(lambda: not locks.is_held(process_kit.folder().identity_lock), "the program to follow its keeper")
+    assert lives(child)
+    assert process_kit.wait(process_kit.start("--exit", "5")).code == 5
+    assert not lives(child)
+
+
 @pytest.mark.parametrize("way", ["find", "start", "remove"])
 def test_a_tree_without_keeper_is_ended_by_whoever_comes_next(
     process_kit: ProcessKit, tmp_path: Path, way: str
