@@ -78,7 +78,7 @@ def test_a_killed_keeper_takes_the_program_along_and_poll_tells(process_kit: Pro
 
 
 def test_a_child_that_inherited_no_lock_is_ended_too(process_kit: ProcessKit) -> None:
-    """Python closes descriptors for what it starts, so most children hold no lock: their environment gives them away."""
+    """Python closes descriptors for what it starts, so most children hold no lock: their environment tells."""
     script = (
         "import subprocess\n"
         "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
