@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tf_operator.identity import Identity, ReplicaId
+from tf_operator.runners import secret_files
 from tf_operator.runners.base import Exit, Handle, Launch, SecretBundle
 from tf_operator.runners.process import ProcessRunner
 from tf_operator.runners.process_tree import MARKER
@@ -112,6 +113,8 @@ class ProcessKit:
             with contextlib.suppress(psutil.Error):
                 if str(self.state_dir) in " ".join((*process.cmdline(), *process.environ().values())):
                     process.send_signal(signal.SIGKILL)
+        for folder in secret_files.base_dir().glob(f"{secret_files.state_mark(self.state_dir)}*"):
+            secret_files.remove(folder)
 
 
 def until(probe: Callable[[], Any], what: str, timeout: float = 15.0) -> Any:
