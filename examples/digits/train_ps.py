@@ -36,8 +36,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps-per-epoch", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to wait after each step")
-    parser.add_argument("--data", type=Path, default=os.environ.get("DIGITS_DATA"))
-    parser.add_argument("--model-dir", type=Path, default=os.environ.get("TF_OPERATOR_MODEL_DIR"))
+    parser.add_argument("--data", type=Path, default=os.environ.get("DIGITS_DATA") or None)
+    parser.add_argument("--model-dir", type=Path, default=os.environ.get("TF_OPERATOR_MODEL_DIR") or None)
     return parser.parse_args()
 
 
@@ -206,8 +206,8 @@ def write_result(result: dict[str, Any]) -> None:
         part.replace(target)
 
 
-def lead(args: argparse.Namespace) -> int:
-    """Run the chief; return its exit code. What can be wrong with its input is found before TensorFlow is imported."""
+def lead(args: argparse.Namespace) -> None:
+    """Run the chief. What can be wrong with its input is found before TensorFlow is imported."""
     if not args.data:
         raise DataError("no data set: give --data, or set DIGITS_DATA")
     if not args.model_dir:
@@ -220,10 +220,11 @@ def lead(args: argparse.Namespace) -> int:
     except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
         # TensorFlow's account is fifty lines long; the last line is what people are shown first.
         traceback.print_exc()
+        sys.stderr.flush()
         lines = str(error).splitlines()
         say("the cluster is lost: " + next((line for line in lines if "onnect" in line), lines[0]).strip())
-        return 1
-    return 0
+        # An ordinary exit would first try to free what is on the lost ps, and bury that line.
+        os._exit(1)
 
 
 def main() -> int:
@@ -232,10 +233,11 @@ def main() -> int:
     try:
         kind, _ = role()
         if kind == "chief":
-            return lead(args)
-        if kind not in ("ps", "worker"):
+            lead(args)
+        elif kind in ("ps", "worker"):
+            serve()
+        else:
             raise DataError(f"TF_CONFIG gives this process the role {kind}: chief, worker and ps are known here")
-        serve()
     except DataError as error:
         print(f"digits: {error}", file=sys.stderr)
         return 2
