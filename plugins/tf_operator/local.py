@@ -6,6 +6,7 @@ Everything else (membership, supervision, runner, devices, secrets) is the code 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -14,15 +15,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tf_operator.errors import TfOperatorError
 from tf_operator.identity import Identity, ReplicaId
 from tf_operator.job_spec.rendered import RenderedJob
 from tf_operator.membership import Cluster, Member, Owner, Phase, begin
-from tf_operator.program import result_path
+from tf_operator.program import read_result, result_path
 from tf_operator.supervision import Host, Outcome, Result, Watcher
 
-TICK = 0.5
+TICK = 0.25
+"""Seconds between looks of the owner."""
 WATCHER_RETRIES = 10
 """Tries beyond the job's own, for watchers that end by an error of ours; as Airflow's `retries` are set."""
+ORPHAN_TIMEOUT = 60.0
+"""Seconds a program lives on when this process is killed: nobody comes back to adopt it."""
 
 
 @dataclass
@@ -62,11 +67,18 @@ class LocalOutcome:
     cluster: Cluster
     outcomes: Mapping[ReplicaId, Outcome]
     result: Any = None
+    fault: str | None = None
+    """What is wrong with a run whose success policy was met: a result that is no JSON."""
 
     @property
     def succeeded(self) -> bool:
-        """True where the success policy was met."""
-        return self.cluster.phase is Phase.SUCCEEDED
+        """True where the success policy was met and the result can be read."""
+        return self.cluster.phase is Phase.SUCCEEDED and self.fault is None
+
+    @property
+    def reason(self) -> str:
+        """Why it ended as it did, in one line."""
+        return self.fault or self.cluster.reason
 
 
 class LocalRun:
@@ -82,68 +94,114 @@ class LocalRun:
         log: Callable[[ReplicaId, str], None],
         on_change: Callable[[Cluster, Mapping[ReplicaId, Member]], None] = lambda _cluster, _members: None,
     ) -> None:
-        self._job, self._run_id = job, run_id
+        policy = job.run_policy.model_copy(update={"orphan_timeout": ORPHAN_TIMEOUT})
+        self._job, self._run_id = job.model_copy(update={"run_policy": policy}), run_id
         self._host_for, self._emit, self._log, self._on_change = host_for, emit, log, on_change
         self._owner = Owner(job, begin(job, uuid.uuid4().hex))
         self._board = _Board(self._owner.cluster)
+        self._hosts: dict[ReplicaId, Host] = {}
         self._outcomes: dict[ReplicaId, Outcome] = {}
         self._over = threading.Event()
+        self._stop_reason: str | None = None
+        self._killing = False
+
+    def identity(self, replica: ReplicaId) -> Identity:
+        """Who the replica is on this host."""
+        return Identity(self._job.name, self._run_id, "", replica)
 
     def stop(self, reason: str) -> None:
-        """End the job as failed; the programs are stopped within the grace. For Ctrl-C and for tests."""
-        self._owner.fail(reason)
-        self._say()
+        """End the job as failed; the programs are stopped within the grace. From any thread or signal handler."""
+        if self._stop_reason is None:
+            self._stop_reason = reason
+
+    def interrupt(self) -> None:
+        """Ctrl-C: the first one stops the job, the second one kills its programs at once."""
+        self._killing = self._stop_reason is not None
+        self.stop("interrupted by Ctrl-C")
 
     def run(self) -> LocalOutcome:
-        """Run to the end. KeyboardInterrupt stops everything first, then counts as a failure."""
+        """Run to the end. Whatever goes wrong on the way, no program outlives this call."""
         threads = [
             threading.Thread(target=self._replica, args=(replica,), name=str(replica)) for replica in self._job.replicas
         ]
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            try:
-                self._tick(threads)
-            except KeyboardInterrupt:
-                self.stop("interrupted by Ctrl-C")
-        return LocalOutcome(self._owner.cluster, dict(self._outcomes), self._read_result())
+        try:
+            for thread in threads:
+                thread.start()
+            while any(thread.is_alive() for thread in threads):
+                try:
+                    self._tick(threads)
+                except KeyboardInterrupt:
+                    self.interrupt()
+            self._decide()
+        finally:
+            self._wind_up(threads)
+        return self._outcome()
 
-    def _tick(self, threads: list[threading.Thread]) -> None:
-        if not self._owner.cluster.phase.terminal:
-            self._owner.step(dict(self._board.members), dict(self._board.states))
-            self._say()
-        self._on_change(self._owner.cluster, dict(self._board.members))
-        for thread in threads:
-            thread.join(TICK / len(threads))
+    def _decide(self) -> None:
+        if self._stop_reason is not None:
+            self._owner.fail(self._stop_reason)
+        self._owner.step(dict(self._board.members), dict(self._board.states))
+        self._say()
 
     def _say(self) -> None:
         self._board.cluster = self._owner.cluster
         if self._owner.cluster.phase.terminal:
             self._over.set()
 
+    def _tick(self, threads: list[threading.Thread]) -> None:
+        self._decide()
+        if self._killing:
+            self._kill()
+        self._on_change(self._owner.cluster, dict(self._board.members))
+        deadline = time.monotonic() + TICK
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _kill(self) -> None:
+        for replica, host in list(self._hosts.items()):
+            with contextlib.suppress(TfOperatorError):
+                if handle := host.runner.find(self.identity(replica)):
+                    host.runner.stop(handle, 0.0)
+
+    def _wind_up(self, threads: list[threading.Thread]) -> None:
+        """After the end, or after an error in this thread: the watchers end, and what one left is removed."""
+        self._owner.fail("the run was broken off by an error of its own")
+        self._say()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+        for replica, host in self._hosts.items():
+            try:
+                if handle := host.runner.find(self.identity(replica)):
+                    host.runner.remove(handle, keep_output=False)
+            except TfOperatorError as error:
+                self._log(replica, str(error))
+
     def _replica(self, replica: ReplicaId) -> None:
-        identity = Identity("local", self._run_id, self._job.name, replica)
         store = _Store()
         tries = self._job.group_of(replica).retries + WATCHER_RETRIES
         for left in range(tries, -1, -1):
             self._board.states[replica] = "running"
-            outcome = self._watch(replica, identity, store)
+            outcome = self._watch(replica, store)
             self._outcomes[replica] = outcome
             self._log(replica, outcome.text)
             if outcome.result is not Result.RETRY:
                 break
-            self._board.states[replica] = "up_for_retry" if left else "failed"
-            self._over.wait(self._job.retry_delay)
-        if not self._over.is_set() and self._outcomes[replica].result is Result.FAILED:
-            self._board.states[replica] = "failed"
+            if left:
+                self._board.states[replica] = "up_for_retry"
+                self._over.wait(self._job.retry_delay)
+        if not self._over.is_set():
+            self.stop(self._outcomes[replica].text)
 
-    def _watch(self, replica: ReplicaId, identity: Identity, store: _Store) -> Outcome:
+    def _watch(self, replica: ReplicaId, store: _Store) -> Outcome:
         try:
+            if replica not in self._hosts:
+                self._hosts[replica] = self._host_for(replica, self.identity(replica))
             return Watcher(
                 self._job,
                 self._owner.cluster.attempt,
-                identity,
-                host=self._host_for(replica, identity),
+                self.identity(replica),
+                host=self._hosts[replica],
                 channel=_Channel(self._board, replica),
                 store=store,
                 emit=lambda line: self._emit(replica, line),
@@ -152,14 +210,17 @@ class LocalRun:
         except Exception as error:  # a fault of ours must not leave the others waiting for ever
             return Outcome(Result.RETRY, f"{replica}: the watcher ended: {type(error).__name__}: {error}")
 
-    def _read_result(self) -> Any:
-        path = result_path(self._job.model_dir, self._owner.cluster.attempt, self._job.decider)
-        if self._owner.cluster.phase is not Phase.SUCCEEDED or not path.exists():
-            return None
-        return json.loads(path.read_text())
+    def _outcome(self) -> LocalOutcome:
+        cluster, outcomes = self._owner.cluster, dict(self._outcomes)
+        if cluster.phase is not Phase.SUCCEEDED:
+            return LocalOutcome(cluster, outcomes)
+        try:
+            path = result_path(self._job.model_dir, cluster.attempt, self._job.decider)
+            return LocalOutcome(cluster, outcomes, result=read_result(path))
+        except TfOperatorError as error:
+            return LocalOutcome(cluster, outcomes, fault=str(error))
 
 
 def new_run_id() -> str:
-    """A run id for a local run: `local__` and the time, to the millisecond."""
-    now = time.time()
-    return time.strftime("local__%Y-%m-%dT%H-%M-%S", time.localtime(now)) + f".{int(now * 1000) % 1000:03d}"
+    """A run id for a local run: `local__`, the time, and something that tells two of the same second apart."""
+    return time.strftime("local__%Y-%m-%dT%H-%M-%S", time.localtime()) + f"-{uuid.uuid4().hex[:6]}"

@@ -11,6 +11,9 @@ MAX_LINE = 16 * 1024
 MAX_RATE = 1000
 """Lines a second that reach the log; what is above is counted and dropped there. The whole output stays in its file."""
 
+MAX_TAIL_LINE = 500
+"""Characters of a line among the last lines: they travel in messages."""
+
 _BREAK = re.compile(rb"\r\n|\r|\n")
 
 
@@ -28,11 +31,18 @@ class OutputLines:
         self._second = 0.0
         self._count = 0
         self._dropped = 0
+        self.thinned = False
+        """Whether lines were left out of the log."""
+
+    @property
+    def pending(self) -> int:
+        """Bytes taken that are not a whole line yet."""
+        return len(self._rest)
 
     @property
     def tail(self) -> tuple[str, ...]:
         """The last non-empty lines, oldest first."""
-        return tuple(self._last)
+        return tuple(line[:MAX_TAIL_LINE] for line in self._last)
 
     def feed(self, data: bytes) -> None:
         """Take the next piece of output."""
@@ -45,6 +55,12 @@ class OutputLines:
             if piece:
                 self._line(piece)
 
+    def recall(self, data: bytes, whole: bool) -> None:
+        """Take output that was logged before, for `tail` alone. Not `whole`: its first line is cut off."""
+        pieces = [piece for piece in _BREAK.split(data) if piece]
+        for piece in pieces if whole else pieces[1:]:
+            self._last.append(_text(piece))
+
     def close(self) -> None:
         """The output has ended: an unfinished line is a line."""
         if self._rest:
@@ -53,9 +69,7 @@ class OutputLines:
         self._tell_dropped()
 
     def _line(self, piece: bytes) -> None:
-        text = piece[:MAX_LINE].decode("utf-8", "replace")
-        if len(piece) > MAX_LINE:
-            text += f" [cut, {len(piece)} bytes]"
+        text = _text(piece)
         self._last.append(text)
         now = self._clock()
         if now - self._second >= 1.0:
@@ -64,6 +78,7 @@ class OutputLines:
         self._count += 1
         if self._count > MAX_RATE:
             self._dropped += 1
+            self.thinned = True
         else:
             self._emit(text)
 
@@ -71,3 +86,8 @@ class OutputLines:
         if self._dropped:
             self._emit(f"[{self._dropped} lines left out here, over {MAX_RATE} a second]")
             self._dropped = 0
+
+
+def _text(piece: bytes) -> str:
+    text = piece[:MAX_LINE].decode("utf-8", "replace")
+    return f"{text} [cut, {len(piece)} bytes]" if len(piece) > MAX_LINE else text

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tf_operator.cluster_spec import tf_config_json
+from tf_operator.errors import JobError
+from tf_operator.gpus import device_env
 from tf_operator.identity import Identity, ReplicaId
 from tf_operator.job_spec.rendered import RenderedJob, ReplicaGroup
 from tf_operator.membership import Cluster
@@ -40,6 +44,16 @@ def result_path(model_dir: str | Path, attempt: str, replica: ReplicaId) -> Path
     return Path(model_dir) / ".tf_operator" / "results" / f"{attempt}-{replica}.json"
 
 
+def read_result(path: Path) -> Any:
+    """What the program wrote there; None if it wrote nothing. JobError if that is no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise JobError(f"TF_OPERATOR_RESULT = {path}: the program wrote something that is not JSON: {error}") from None
+
+
 def program_env(
     job: RenderedJob, start: Start, *, inherited: Mapping[str, str], devices: Sequence[str]
 ) -> dict[str, str]:
@@ -47,10 +61,10 @@ def program_env(
     group = job.group_of(start.replica)
     env = {key: inherited[key] for key in INHERITED if key in inherited}
     env |= {"PYTHONUNBUFFERED": "1", "GRPC_FAIL_FAST": "use_caller"}
-    env |= _no_proxy(start.cluster)
     env |= _threads(group)
     env |= group.env
-    env["CUDA_VISIBLE_DEVICES"] = ",".join(devices) if devices else "-1"
+    env |= _no_proxy(start.cluster, env)
+    env |= device_env(devices)
     env |= {
         "TF_OPERATOR_MODEL_DIR": job.model_dir,
         "TF_OPERATOR_RESULT": str(result_path(job.model_dir, start.cluster.attempt, start.replica)),
@@ -62,11 +76,14 @@ def program_env(
     return env
 
 
-def _no_proxy(cluster: Cluster) -> dict[str, str]:
-    """gRPC would send the cluster's own traffic through a proxy otherwise."""
+def _no_proxy(cluster: Cluster, env: Mapping[str, str]) -> dict[str, str]:
+    """gRPC would send the cluster's own traffic through a proxy otherwise. What the job excludes stays excluded."""
     hosts = {address.rpartition(":")[0].strip("[]") for role in cluster.spec.values() for address in role}
-    text = ",".join(sorted(hosts))
-    return {"no_proxy": text, "NO_PROXY": text} if text else {}
+    if not hosts:
+        return {}
+    own = env.get("no_proxy") or env.get("NO_PROXY") or ""
+    text = ",".join([*([own] if own else []), *sorted(hosts)])
+    return {"no_proxy": text, "NO_PROXY": text}
 
 
 def _threads(group: ReplicaGroup) -> dict[str, str]:

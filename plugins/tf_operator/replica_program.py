@@ -1,0 +1,209 @@
+"""One replica's program on this host: address, devices and secrets on the way to its start, and what comes after.
+
+Every method that changes something returns what the replica's message has to say now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tf_operator.errors import DeviceError, JobError, RunnerError, SecretError, SecretUnavailableError
+from tf_operator.follower import Follower, ModelDirSigns
+from tf_operator.identity import Identity
+from tf_operator.job_spec.rendered import RenderedJob
+from tf_operator.membership import Cluster, Status, deciders, describe_end
+from tf_operator.membership.messages import NOT_STARTED
+from tf_operator.memory import Memory
+from tf_operator.program import Start, make_launch
+from tf_operator.runners.base import Exit, Handle, Launch, Lease
+from tf_operator.watching import DeviceLease, Host
+
+Change = dict[str, Any]
+
+
+class ReplicaProgram:
+    """All methods may raise RunnerError, and ChannelError from the memory: then nothing was started, call again."""
+
+    def __init__(
+        self,
+        job: RenderedJob,
+        identity: Identity,
+        *,
+        host: Host,
+        memory: Memory,
+        follower: Follower,
+        log: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._job, self._identity, self._host, self._memory = job, identity, host, memory
+        self._follower, self._log, self._clock = follower, log, clock
+        self._lease: Lease | None = None
+        self._signs: ModelDirSigns | None = None
+        self._no_device_since: float | None = None
+
+    # -- what an earlier watcher left
+
+    def take_up(self) -> Change:
+        """Adopt the program of this attempt, or remove what is here and stand ready as a new incarnation."""
+        handle = self._host.runner.find(self._identity)
+        if handle and self._memory.may_adopt(handle):
+            return self._adopt(handle)
+        if handle:
+            self._clear_away(handle, "it belongs to an earlier attempt or try")
+        if self._memory.next_incarnation():
+            self._log(f"the last program of {self._identity.replica} was lost with its watcher; it counts as a start")
+        address = self._hold_address(self._memory.address)
+        self._memory.save(address=address)
+        return {"incarnation": self._memory.incarnation, "status": Status.READY, "address": address}
+
+    def _adopt(self, handle: Handle) -> Change:
+        self._follower.adopt(handle, self._memory.position())
+        self._watch_model_dir()
+        self._log(f"adopted the program of {self._identity.replica}: its watcher was lost, the program was not")
+        return {
+            "status": Status.RUNNING,
+            "incarnation": handle.incarnation,
+            "generation": handle.generation,
+            "address": handle.address,
+            "pid": _pid(handle),
+        }
+
+    def remove_leftovers(self) -> None:
+        """The job is over: nothing of an earlier watcher may stay."""
+        if handle := self._host.runner.find(self._identity):
+            self._clear_away(handle, "the job is over")
+
+    def _clear_away(self, handle: Handle, why: str) -> None:
+        self._log(f"a program of {self._identity.replica} is still here; {why}: stopping and removing it")
+        self._follower.clear_away(handle, self._job.run_policy.termination_grace)
+
+    # -- starting
+
+    def start(self, cluster: Cluster, incarnation: int) -> Change | None:
+        """Start it as the cluster says. None while its devices are not free; the next call tries again."""
+        start = Start(self._identity, incarnation, cluster)
+        devices: DeviceLease | None = None
+        try:
+            devices = self._host.devices()
+            self._no_device_since = None
+            # Written before the start: one that is lost together with its watcher is counted, too.
+            self._memory.save(started=start.generation)
+            return self._launch(self._make_launch(start, devices))
+        except DeviceError as error:
+            return self._without_devices(start, error)
+        except (SecretError, RunnerError, JobError) as error:
+            passing = isinstance(error, RunnerError | SecretUnavailableError)
+            return self._not_started(start, str(error), final=not passing)
+        finally:
+            if devices:
+                devices.release()
+
+    def _make_launch(self, start: Start, devices: DeviceLease | None) -> Launch:
+        return make_launch(
+            self._job,
+            start,
+            inherited=self._host.inherited,
+            secrets=self._host.secrets(),
+            devices=devices.ids if devices else (),
+            device_fds=devices.fds if devices else (),
+        )
+
+    def _launch(self, launch: Launch) -> Change:
+        if self._lease is None:
+            raise RunnerError(f"{launch.identity.replica}: no address is held to start at")
+        handle = self._follower.start(launch, self._lease)
+        self._watch_model_dir()
+        where = f"devices {','.join(launch.devices)}" if launch.devices else "no device"
+        self._log(f"started {launch.identity.replica} at {handle.address}, generation {launch.generation}, {where}")
+        return {"status": Status.RUNNING, "generation": launch.generation, "pid": _pid(handle)}
+
+    def _without_devices(self, start: Start, error: DeviceError) -> Change | None:
+        now = self._clock()
+        if self._no_device_since is None:
+            self._no_device_since = now
+        if now - self._no_device_since <= self._job.run_policy.start_timeout:
+            self._log(f"waits for devices: {error}")
+            return None
+        self._no_device_since = None
+        return self._not_started(start, str(error), final=False)
+
+    def _not_started(self, start: Start, reason: str, final: bool) -> Change:
+        self._log(reason)
+        end = Exit(code=NOT_STARTED, reason=reason)
+        return {"status": Status.EXITED, "generation": start.generation, "end": end, "tail": (), "final": final}
+
+    def _hold_address(self, preferred: str | None) -> str:
+        """The address is ours from here to the end of the watch, so that a start in place finds it free."""
+        if self._lease is None:
+            self._lease = self._host.runner.reserve(self._identity, preferred)
+        return self._lease.address
+
+    def let_go(self) -> None:
+        """The watch is over. A program that lives holds its address itself."""
+        if self._lease:
+            self._lease.release()
+
+    # -- ending
+
+    def stand_ready(self) -> Change:
+        """The program has ended and is to start again in place: hold the address, remove what is left.
+
+        An adopted program's address may be taken by now: at another one the replica is a new incarnation.
+        """
+        before, address = self._memory.address, self._hold_address(self._memory.address)
+        self._memory.save(started=0, address=address)
+        if address != before:
+            self._memory.next_incarnation()
+        self._follower.remove(self._keeps_failed())
+        return {
+            "status": Status.READY,
+            "incarnation": self._memory.incarnation,
+            "address": address,
+            "end": None,
+            "tail": (),
+            "final": False,
+        }
+
+    def give_up(self, generation: int) -> None:
+        """Its end was its own fault: count it, remove what is left."""
+        self._memory.add_failure(generation)
+        self._find()
+        self._follower.remove(self._keeps_failed())
+
+    def end(self, why: str, ended: Exit | None) -> None:
+        """The job is over: stop the program where it has not `ended`, and remove it."""
+        self._find()
+        if self._follower.handle is None:
+            return
+        if ended is None:
+            self._log(f"stopping the program: {why}")
+            end = self._follower.end(self._job.run_policy.termination_grace)
+            self._log(f"stopped because {why} ({describe_end(end) if end else 'it does not end'})")
+        self._follower.remove(ended is not None and ended.code != 0 and self._keeps_failed())
+
+    def _find(self) -> None:
+        """A start that failed, or was broken off, may have left something all the same."""
+        if self._follower.handle is None:
+            self._follower.handle = self._host.runner.find(self._identity)
+
+    def _keeps_failed(self) -> bool:
+        return self._job.run_policy.clean_policy == "keep_failed"
+
+    # -- signs of life
+
+    def _watch_model_dir(self) -> None:
+        limit = self._job.run_policy.stall_timeout
+        if limit is not None and self._identity.replica in deciders(self._job):
+            self._signs = ModelDirSigns(self._job.model_dir, self._clock, interval=max(1.0, limit / 20))
+
+    def is_stalled(self) -> bool:
+        """Whether the deciding program has given no sign of life (output, files) for `stall_timeout`."""
+        limit = self._job.run_policy.stall_timeout
+        if limit is None or self._signs is None:
+            return False
+        return self._clock() - max(self._follower.last_output, self._signs.last_change()) > limit
+
+
+def _pid(handle: Handle) -> int:
+    return int(handle.data.get("pid", 0) or 0)
