@@ -27,12 +27,17 @@ def main(argv: list[str]) -> int:
 
 
 def _pools() -> int:
+    """As `tf-operator pools`, but through the API: what starts here need not load Airflow once more."""
     from tf_operator import settings
-    from tf_operator.cli.pools import apply, count_gpus
+    from tf_operator.cli.pools import count_gpus
     from tf_operator.pools import wanted_pools
+    from tf_operator.services.jobs import connect
 
+    project = settings.project_dir()
     try:
-        apply(wanted_pools(settings.project_dir() / "configs" / "pools.yaml", count_gpus), change=True)
+        api = connect(project)
+        for pool in wanted_pools(project / "configs" / "pools.yaml", count_gpus):
+            api.set_pool(pool.name, pool.slots, pool.description, pool.include_deferred)
     except TfOperatorError as error:
         sys.stderr.write(f"{error}\n")
         return 1

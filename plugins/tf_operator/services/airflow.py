@@ -70,8 +70,8 @@ class Airflow:
             self._migrate()
             for name in COMPONENTS:
                 self.start_component(name, wait=False)
-            self.run_once("pools")
             self.wait_healthy()
+            self.run_once("pools")
         except BaseException:
             self.stop()
             raise

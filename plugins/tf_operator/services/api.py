@@ -197,11 +197,11 @@ class AirflowApi:
 
     def set_pool(self, name: str, slots: int, description: str = "", include_deferred: bool = True) -> None:
         """Create the pool, or make it so."""
-        body = {"name": name, "slots": slots, "description": description, "include_deferred": include_deferred}
+        body = {"slots": slots, "description": description, "include_deferred": include_deferred}
         if name in self.pools():
             self.request("PATCH", f"pools/{quote(name, safe='')}", body={"pool": name} | body)
         else:
-            self.request("POST", "pools", body=body)
+            self.request("POST", "pools", body={"name": name} | body)
 
 
 def _run_path(dag_id: str, run_id: str) -> str:

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tf_operator.errors import PreflightError
+from tf_operator.pools import describe, disagreements, slots_per_gpu, wanted_pools
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "pools.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_auto_is_the_hosts_gpus_times_the_slots_of_one(tmp_path: Path) -> None:
+    file = write(tmp_path, "pools: {gpu: {slots_per_gpu: 3, description: ours}, fleet: {slots: 64}}")
+    gpu, fleet = wanted_pools(file, lambda: 4)
+    assert (gpu.name, gpu.slots, gpu.description) == ("gpu", 12, "ours [tf_operator slots_per_gpu=3]")
+    assert (fleet.name, fleet.slots) == ("fleet", 64)
+    assert gpu.include_deferred and fleet.include_deferred
+
+
+def test_gpus_are_counted_only_for_auto(tmp_path: Path) -> None:
+    def count() -> int:
+        raise AssertionError("nobody asked")
+
+    assert wanted_pools(write(tmp_path, "pools: {fleet: {slots: 64}}"), count)[0].slots == 64
+
+
+@pytest.mark.parametrize(("description", "per_gpu"), [(None, 1), ("", 1), ("by hand", 1), (describe("x", 4), 4)])
+def test_the_description_tells_the_slots_of_one_gpu(description: str | None, per_gpu: int) -> None:
+    assert slots_per_gpu(description) == per_gpu
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("pools: {gpu: {slots: many}}", "pools.gpu.slots"),
+        ("pools: {gpu: {slots_per_gpu: 0}}", "pools.gpu.slots_per_gpu = 0"),
+        ("pools: {gpu: {slot: 1}}", "pools.gpu.slot = 1"),
+        ("pool: {}", "pools"),
+        ("[", "not YAML"),
+    ],
+)
+def test_a_faulty_file_is_one_line_with_the_field(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(PreflightError) as error:
+        wanted_pools(write(tmp_path, text), lambda: 4)
+    assert told in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match="nothing.yaml: No such file"):
+        wanted_pools(tmp_path / "nothing.yaml", lambda: 4)
+
+
+def test_disagreements_are_one_line_each(tmp_path: Path) -> None:
+    wanted = wanted_pools(write(tmp_path, "pools: {gpu: {}, fleet: {slots: 64}, spare: {slots: 1}}"), lambda: 4)
+    actual = {"gpu": replace(wanted[0], slots=2, include_deferred=False), "fleet": wanted[1]}
+    assert disagreements(wanted, actual) == [
+        "pool gpu: slots is 2, wanted 4",
+        "pool gpu: include_deferred is False, wanted True",
+        "pool spare: missing, wanted with 1 slots",
+    ]
