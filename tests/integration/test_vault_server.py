@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import stat
 import subprocess
@@ -52,10 +53,14 @@ def test_ends_with_a_killed_parent(tmp_path: Path) -> None:
     assert parent.stdout is not None
     with parent.stdout:
         pid = int(parent.stdout.readline())
-    assert psutil.pid_exists(pid)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    server = psutil.Process(pid)
+    try:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        wait_for(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            server.kill()
 
 
 def test_the_seed_is_made_once(openbao: DevOpenBao, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ class DevOpenBao:
             rules = (self.project / "configs/vault/training.hcl").read_text()
             client = self.client()
             client.sys.create_or_update_policy("training", rules)
-            made = client.auth.token.create_orphan(policies=["training"], ttl="24h", display_name="training")
+            made = client.auth.token.create_orphan(policies=["training"], ttl="768h", display_name="training")
             self._training_token = str(made["auth"]["client_token"])
         return self._training_token
 
