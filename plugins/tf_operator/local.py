@@ -29,6 +29,8 @@ WATCHER_RETRIES = 10
 ORPHAN_TIMEOUT = 60.0
 """Seconds a program lives on when this process is killed: nobody comes back to adopt it."""
 
+INTERRUPTED = "interrupted by Ctrl-C"
+
 
 @dataclass
 class _Board:
@@ -69,6 +71,8 @@ class LocalOutcome:
     result: Any = None
     fault: str | None = None
     """What is wrong with a run whose success policy was met: a result that is no JSON."""
+    interrupted: bool = False
+    """Whether a person ended it."""
 
     @property
     def succeeded(self) -> bool:
@@ -117,7 +121,7 @@ class LocalRun:
     def interrupt(self) -> None:
         """Ctrl-C: the first one stops the job, the second one kills its programs at once."""
         self._killing = self._stop_reason is not None
-        self.stop("interrupted by Ctrl-C")
+        self.stop(INTERRUPTED)
 
     def run(self) -> LocalOutcome:
         """Run to the end. Whatever goes wrong on the way, no program outlives this call."""
@@ -184,9 +188,9 @@ class LocalRun:
             self._board.states[replica] = "running"
             outcome = self._watch(replica, store)
             self._outcomes[replica] = outcome
-            self._log(replica, outcome.text)
             if outcome.result is not Result.RETRY:
                 break
+            self._log(replica, outcome.text)
             if left:
                 self._board.states[replica] = "up_for_retry"
                 self._over.wait(self._job.retry_delay)
@@ -213,7 +217,7 @@ class LocalRun:
     def _outcome(self) -> LocalOutcome:
         cluster, outcomes = self._owner.cluster, dict(self._outcomes)
         if cluster.phase is not Phase.SUCCEEDED:
-            return LocalOutcome(cluster, outcomes)
+            return LocalOutcome(cluster, outcomes, interrupted=cluster.reason == INTERRUPTED)
         try:
             path = result_path(self._job.model_dir, cluster.attempt, self._job.decider)
             return LocalOutcome(cluster, outcomes, result=read_result(path))

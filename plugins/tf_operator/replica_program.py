@@ -179,7 +179,7 @@ class ReplicaProgram:
         if ended is None:
             self._log(f"stopping the program: {why}")
             end = self._follower.end(self._job.run_policy.termination_grace)
-            self._log(f"stopped because {why} ({describe_end(end) if end else 'it does not end'})")
+            self._log(f"stopped: {describe_end(end) if end else 'it does not end'}")
         self._follower.remove(ended is not None and ended.code != 0 and self._keeps_failed())
 
     def _find(self) -> None:

@@ -15,6 +15,7 @@ from tf_operator.errors import TfOperatorError
 COMMANDS: dict[str, tuple[str, str]] = {
     "validate": ("tf_operator.cli.validate:validate", "Check job files."),
     "plan": ("tf_operator.cli.plan:plan", "Show what a job becomes: tasks, pool and slots, ClusterSpec, TF_CONFIG."),
+    "local": ("tf_operator.cli.local:local", "Run a job file on this machine, without Airflow."),
     "run": ("tf_operator.cli.run:run", "Run a job file on Airflow and follow it to its end."),
     "schema": ("tf_operator.cli.schema:schema", "Print the JSON Schema of job files."),
     "pools": ("tf_operator.cli.pools:pools", "Create or update the Airflow pools."),
