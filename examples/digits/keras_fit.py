@@ -85,5 +85,4 @@ def result(model: Any, digits: Digits, restored: int) -> dict[str, Any]:
         "steps": steps(model),
         "restored_step": restored,
         "tensorflow": tf.__version__,
-        "keras": tf.keras.__version__,
     }

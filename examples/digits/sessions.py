@@ -53,11 +53,11 @@ def make_accuracy(weights: list[Any], digits: Digits) -> Any:
 class Progress(v1.train.SessionRunHook):  # type: ignore[misc,name-defined]
     """Follows the global step, says where training stands, and measures in the end."""
 
-    def __init__(self, train: Any, loss: Any, accuracy: Any, args: argparse.Namespace) -> None:
+    def __init__(self, train: Any, loss: Any, accuracy: Any, args: argparse.Namespace, leads: bool = True) -> None:
         self.global_step = v1.train.get_global_step()
         with tf.control_dependencies([train]):
             self.after_step = tf.identity(self.global_step.read_value())
-        self.loss, self.accuracy, self.args = loss, accuracy, args
+        self.loss, self.accuracy, self.args, self.leads = loss, accuracy, args, leads
         self.step = self.restored = self.said = 0
         self.measured: dict[str, Any] = {}
 
@@ -65,7 +65,7 @@ class Progress(v1.train.SessionRunHook):  # type: ignore[misc,name-defined]
         """Say where this session begins. Called again for each new session after a loss."""
         self.step = self.restored = int(session.run(self.global_step))
         self.said = self.step // self.args.save_every
-        say(f"restored step {self.step}" if self.step else "session ready")
+        say(f"{'restored' if self.leads else 'joined at'} step {self.step}" if self.step else "session ready")
 
     def before_run(self, run_context: Any) -> Any:
         """Ask for the step, and the loss, beside what is run."""
@@ -124,6 +124,8 @@ def leader_session(master: str, args: argparse.Namespace, hooks: list[Any], conf
         save_checkpoint_steps=args.save_every,
         save_summaries_steps=None,
         log_step_count_steps=None,
+        # It would wait two minutes for SyncReplicasOptimizer's thread, which waits for gradients that never come.
+        stop_grace_period_secs=1,
         config=config,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import threading
 from typing import Any
 
 from digits.data import Digits
@@ -31,7 +32,7 @@ def build(args: argparse.Namespace, place: Task, digits: Digits) -> tuple[Any, l
         train = optimizer.minimize(loss, global_step=step)
         if args.sync:
             hooks.append(optimizer.make_session_run_hook(place.leads))
-        progress = Progress(train, loss, make_accuracy(weights, digits), args)
+        progress = Progress(train, loss, make_accuracy(weights, digits), args, place.leads)
     return train, [progress, *hooks]
 
 
@@ -47,6 +48,8 @@ def follow(args: argparse.Namespace, place: Task, digits: Digits) -> None:
     make = leader_session(master, args, hooks, config) if place.leads else follower_session(master, hooks, config)
     with make as session:
         train_to(session, progress, train)
+        # SyncReplicasOptimizer's thread is cancelled with the session, and would report that as an error.
+        threading.excepthook = lambda _: None
     if place.leads:
         write_result(progress.measured)
 

@@ -55,13 +55,23 @@ class Training:
         if latest:
             self.checkpoint.restore(latest).assert_consumed()
         step = int(self.step.numpy())
-        total = self.strategy.reduce(tf.distribute.ReduceOp.SUM, self.strategy.run(lambda: tf.constant(step)), None)
-        if int(total) != step * self.strategy.num_replicas_in_sync:
+        if self.sum_over_replicas(step) != step * self.strategy.num_replicas_in_sync:
             raise DataError(f"{self.args.model_dir}: this replica finds step {step}, another one a different step: "
                             "all replicas must share the model_dir")  # fmt: skip
         if latest:
             say(f"restored step {step}")
         return step
+
+    def sum_over_replicas(self, number: int) -> int:
+        """Return the sum of the replicas' numbers; each waits here for all others."""
+        import tensorflow as tf
+
+        @tf.function
+        def total() -> Any:
+            numbers = self.strategy.run(lambda: tf.constant(number, tf.int64))
+            return self.strategy.reduce(tf.distribute.ReduceOp.SUM, numbers, axis=None)
+
+        return int(total())
 
     def batches(self) -> Any:
         """Return the endless batches of the cluster; each worker reads its own part of the data."""
