@@ -6,7 +6,9 @@ TfOperatorError
 ├── PreflightError         the job is sound, this installation cannot run it (pool, interpreter, model_dir ...)
 ├── RunnerError            a runner could not do what it was asked
 │   ├── IdentityHeldError  another live program has this replica's identity
-│   └── LaunchError        the program could not be started at all
+│   ├── LaunchError        the program could not be started at all
+│   │   └── ImageError     ... because its image cannot be had under this name: no retry will help
+│   └── EngineUnavailableError   the container engine does not answer (may pass: retryable)
 ├── DeviceError            the devices a replica asked for are not free on this host (may pass: retryable)
 ├── ServiceError           a service of the demo (Airflow, OpenBao) could not be started or does not answer
 │   └── ApiError           Airflow's API refused a call; `status` is the HTTP status, 0 where it is out of reach
@@ -45,6 +47,14 @@ class IdentityHeldError(RunnerError):
 
 class LaunchError(RunnerError):
     """The program could not be started at all."""
+
+
+class ImageError(LaunchError):
+    """There is no such image, or it may not be had: a person has to change the name or load it."""
+
+
+class EngineUnavailableError(RunnerError):
+    """The container engine does not answer: trying again later may help."""
 
 
 class DeviceError(TfOperatorError):

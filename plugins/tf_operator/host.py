@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tf_operator import settings
@@ -15,13 +15,20 @@ from tf_operator.supervision import DeviceLease, Host
 Login = Callable[[str], Any]
 
 
-def runner_for(group: ReplicaGroup) -> Runner:
-    """The runner of a group's runtime kind. RunnerError where this version has none."""
+def runner_for(group: ReplicaGroup, masks: Callable[[], Sequence[str]] | None = None) -> Runner:
+    """The runner of a group's runtime kind; `masks` gives the texts to mask, for output of a container that has ended.
+
+    RunnerError where this version has none.
+    """
     if group.runtime.kind == "process":
         from tf_operator.runners.process import ProcessRunner
 
         return ProcessRunner(settings.state_dir(), settings.port_range())
-    raise RunnerError(f"runtime.kind = {group.runtime.kind}: there is no such runner here; use process")
+    if group.runtime.kind == "docker":
+        from tf_operator.runners.docker import DockerRunner
+
+        return DockerRunner(settings.state_dir(), conn_id=group.runtime.options.get("docker_conn_id"), masks=masks)
+    raise RunnerError(f"runtime.kind = {group.runtime.kind}: there is no such runner here; use process or docker")
 
 
 def host_for(job: RenderedJob, identity: Identity, slots_per_gpu: int, *, login: Login) -> Host:
@@ -42,4 +49,4 @@ def host_for(job: RenderedJob, identity: Identity, slots_per_gpu: int, *, login:
 
         return DeviceLeases(settings.state_dir()).acquire(identity, group.gpus, slots_per_gpu, timeout=0)
 
-    return Host(runner=runner_for(group), secrets=secrets, devices=devices)
+    return Host(runner=runner_for(group, lambda: secrets().mask), secrets=secrets, devices=devices)

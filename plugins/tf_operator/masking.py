@@ -32,6 +32,11 @@ class Masker:
         self._held = b""
         self._covered = 0  # so many bytes of `_held` belong to a text whose stars are out already
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether something was fed that has not come out yet."""
+        return bool(self._held)
+
     def feed(self, chunk: bytes) -> bytes:
         """Return the masked output that is certain by now."""
         return self._mask(self._held + chunk, last=False)

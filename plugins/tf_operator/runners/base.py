@@ -51,6 +51,7 @@ class Launch:
     env: Mapping[str, str]
     secrets: SecretBundle = SecretBundle()
     memory: int | None = None
+    cpus: float | None = None
     termination_grace: float = 30.0
     orphan_timeout: float = 900.0
     runtime: Mapping[str, Any] = field(default_factory=dict)

@@ -99,9 +99,9 @@ class RunFolder:
         """The request to stop a start, if there is one."""
         return _read(self._stop(start))
 
-    def request_stop(self, start: int, grace: float) -> None:
-        """Ask the keeper to stop a start."""
-        _write(self._stop(start), json.dumps({"grace": grace}))
+    def request_stop(self, start: int, grace: float, **more: Any) -> None:
+        """Ask the keeper to stop a start. `more`: what a runner without a keeper remembers of it."""
+        _write(self._stop(start), json.dumps({"grace": grace, **more}))
 
     def touch_watched(self) -> None:
         """Leave a sign that a watcher looked."""

@@ -1,0 +1,296 @@
+"""The docker runner: every program in a container of its own, in a network of the run's own.
+
+A container is found by its labels, never by its name. What the engine cannot keep is below `state_dir`: the masked
+output, the ends of removed containers, requests to stop, and who watches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tf_operator import locks
+from tf_operator.errors import EngineUnavailableError, IdentityHeldError, LaunchError, RunnerError
+from tf_operator.identity import Identity
+from tf_operator.runners import docker_network, docker_spec
+from tf_operator.runners.base import Exit, Handle, Launch, Lease
+from tf_operator.runners.docker_container import Containers, Found
+from tf_operator.runners.docker_end import ENDED, end_of
+from tf_operator.runners.docker_engine import Engine, engine_url
+from tf_operator.runners.docker_images import ensure_image
+from tf_operator.runners.docker_logs import Logs
+from tf_operator.runners.docker_output import Spool
+from tf_operator.runners.docker_start import start_container
+from tf_operator.runners.run_folder import RunFolder
+
+START_WAIT = 120.0
+"""Seconds to wait for another start of the same replica: it may be pulling."""
+PATIENCE = 60.0
+"""Seconds an engine may be away (a restart) before a watch ends for it."""
+KILL_MARGIN = 10.0
+"""Seconds past the grace before the container's own watchdog kills, for a watcher that died meanwhile."""
+
+
+@dataclass(frozen=True)
+class NameLease:
+    """A place in the run's network: nobody else can have it, so there is nothing to hold."""
+
+    identity: Identity
+
+    @property
+    def address(self) -> str:
+        """`worker-0:2222`."""
+        return docker_spec.address_of(self.identity)
+
+    def release(self) -> None:
+        """Nothing to do."""
+
+
+class DockerRunner:
+    """Runs programs on one engine. `masks` gives the texts to mask where the container can no longer be asked."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        url: str | None = None,
+        conn_id: str | None = None,
+        masks: Callable[[], Sequence[str]] | None = None,
+        patience: float = PATIENCE,
+    ) -> None:
+        self.state_dir = state_dir.resolve() / "docker"
+        self.url = url or engine_url()
+        self._engine = Engine(self.url, conn_id, patience)
+        self._containers = Containers(self._engine)
+        self._logs = Logs(self.url, self._containers, masks)
+        self._watching: dict[str, int] = {}
+        self._beats: dict[str, float] = {}
+        self._away_since: float | None = None
+
+    # -- before and at the start
+
+    def reserve(self, identity: Identity, preferred: str | None) -> NameLease:
+        """The replica's name in its run's network; always the same."""
+        return NameLease(identity)
+
+    def find(self, identity: Identity) -> Handle | None:
+        """The container with this identity's labels, living or ended."""
+        found = self._containers.newest(identity)
+        if found is None:
+            return None
+        if found.state["Status"] == "created":
+            # Its starter has died, or is at it under the lock.
+            return None
+        return self._handle(found)
+
+    def start(self, launch: Launch, lease: Lease) -> Handle:
+        """Start a container; an ended one of this identity is put on record and removed first."""
+        if not isinstance(lease, NameLease) or lease.identity != launch.identity:
+            raise RunnerError(f"{launch.identity}: start needs a lease of this runner and this replica")
+        docker_spec.check(launch)
+        options = docker_spec.options_of(launch)
+        ensure_image(self._engine, docker_spec.image_of(launch), options.get("pull_policy"), launch.identity)
+        folder = self._folder(launch.identity)
+        try:
+            folder.create()
+            with self._alone(folder, launch.identity):
+                self._clear(folder, launch.identity)
+                return self._launch(folder, launch)
+        except OSError as error:
+            where = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+            raise LaunchError(f"{launch.identity}: the program could not be started: {where.lower()}") from error
+
+    @contextlib.contextmanager
+    def _alone(self, folder: RunFolder, identity: Identity) -> Any:
+        descriptor = locks.acquire(folder.keeper_lock, wait=START_WAIT)
+        if descriptor is None:
+            raise IdentityHeldError(f"{identity}: another start of it has been under way for {START_WAIT:g} s")
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _clear(self, folder: RunFolder, identity: Identity) -> None:
+        """Only one program may have the identity: a living one stays, anything else of ours goes."""
+        for found in self._containers.all(identity):
+            status = found.state["Status"]
+            if status not in (*ENDED, "created"):
+                raise IdentityHeldError(
+                    f"{identity}: its container {found.name} (pid {found.pid}) lives: stop it, or see tf-operator clean"
+                )
+            if status != "created":
+                self._record(folder, found)
+            self._containers.remove(found.id)
+        self._containers.check_name(identity)
+
+    def _launch(self, folder: RunFolder, launch: Launch) -> Handle:
+        start = folder.last_start() + 1
+        folder.reserve_exit(start)
+        folder.touch_watched()
+        found = start_container(self._engine, self.state_dir, launch, start, launch.termination_grace + KILL_MARGIN)
+        folder.write_record({"container": found.id, "start": start, "pid": found.pid})
+        self._logs.know(found.id, launch.secrets.mask)
+        self._beats[found.id] = time.monotonic()
+        self._watch(folder)
+        return self._handle(found)
+
+    # -- while it lives
+
+    def poll(self, handle: Handle) -> Exit | None:
+        """None while it lives, or while the engine is briefly away. Carries out a KILL that is due."""
+        folder, start = self._folder(handle.identity), int(handle.data["start"])
+        if end := folder.exit(start):
+            return Exit(**end)
+        try:
+            found = self._containers.get(handle.data["container"])
+        except EngineUnavailableError:
+            self._be_patient()
+            return None
+        self._away_since = None
+        if found is None:
+            return Exit(code=137, signal="SIGKILL", reason="its container was removed by somebody else")
+        if found.state["Status"] in ENDED:
+            return self._record(folder, found)
+        self._watch(folder)
+        with contextlib.suppress(RunnerError):
+            self._beat(found)
+            self._kill_if_due(folder, found, start)
+        return None
+
+    def _be_patient(self) -> None:
+        now = time.monotonic()
+        self._away_since = self._away_since or now
+        if now - self._away_since > self._engine.patience:
+            raise EngineUnavailableError(
+                f"the Docker engine at {self.url} has not answered for {self._engine.patience:g} s"
+            )
+
+    def _beat(self, found: Found) -> None:
+        """A sign for the watchdog; rare, because it costs a process in the container."""
+        now = time.monotonic()
+        if now - self._beats.get(found.id, 0.0) >= found.labels.orphan_timeout / 5:
+            self._beats[found.id] = now
+            self._containers.beat(found.id)
+
+    def _kill_if_due(self, folder: RunFolder, found: Found, start: int) -> None:
+        request = folder.stop_request(start)
+        if request is None or request.get("killed") or time.monotonic() < request["kill_at"]:
+            return
+        if request["grace"] > 0:
+            folder.request_stop(start, **{**request, "killed": True})
+        self._containers.signal(found.id, "SIGKILL")
+
+    def output(self, handle: Handle, offset: int, limit: int = 65536) -> tuple[bytes, int]:
+        """Masked output of this start, also after its end and its removal."""
+        folder, start, container = self._folder(handle.identity), int(handle.data["start"]), handle.data["container"]
+        if folder.exit(start) is None:
+            with contextlib.suppress(RunnerError):
+                self._logs.tend(folder, container, lambda: self._containers.get(container))
+        data = Spool(folder.output(start)).read(offset, limit)
+        return data, offset + len(data)
+
+    # -- the end
+
+    def stop(self, handle: Handle, grace: float) -> None:
+        """Leave the request on record, send TERM; `poll` sends KILL when the grace is over, else the watchdog does."""
+        folder, start = self._folder(handle.identity), int(handle.data["start"])
+        found = self._containers.get(handle.data["container"])
+        if found is None or found.state["Status"] in ENDED or folder.exit(start):
+            return
+        earlier = folder.stop_request(start) or {}
+        kill_at = min(time.monotonic() + grace, earlier.get("kill_at", float("inf")))
+        if not earlier or kill_at < earlier["kill_at"]:
+            folder.request_stop(start, grace, kill_at=kill_at, killed=earlier.get("killed", False))
+        if found.state.get("Paused"):
+            self._containers.unpause(found.id)
+        if not earlier and grace > 0:
+            self._containers.signal(found.id, "SIGTERM")
+            # A frozen program does not see a TERM.
+            self._containers.signal(found.id, "SIGCONT")
+        self._kill_if_due(folder, found, start)
+
+    def remove(self, handle: Handle, keep_output: bool = True) -> None:
+        """Remove container and records of this start, and the run's network with its last container."""
+        folder = self._folder(handle.identity)
+        self._unwatch(folder)
+        found = self._containers.get(handle.data["container"])
+        if found is not None:
+            if found.state["Status"] not in (*ENDED, "created"):
+                folder.create()
+                folder.request_stop(found.labels.start, 0.0, kill_at=0.0, killed=False)
+                found = self._containers.kill_and_wait(found)
+            if found is not None:
+                self._record(folder, found)
+                self._containers.remove(found.id)
+        self._forget(folder, handle, keep_output)
+        job_key = handle.identity.job_key
+        docker_network.remove_if_last(self._engine, job_key, self.state_dir, handle.identity)
+
+    def _forget(self, folder: RunFolder, handle: Handle, keep_output: bool) -> None:
+        container, start = handle.data["container"], int(handle.data["start"])
+        self._logs.forget(container)
+        self._beats.pop(container, None)
+        Spool(folder.output(start)).forget(keep_output)
+        record = folder.record()
+        if record is None or record["start"] == start:
+            folder.forget(keep_output)
+
+    def _record(self, folder: RunFolder, found: Found) -> Exit:
+        """The end of a container, on record once its log is complete: it is gone with the container."""
+        start = found.labels.start
+        if known := folder.exit(start):
+            return Exit(**known)
+        told, trouble = self._logs.finish(folder, found)
+        end = end_of(
+            found.state,
+            limit=found.memory,
+            told=told,
+            orphan_timeout=found.labels.orphan_timeout,
+            stop=folder.stop_request(start),
+        )
+        record = {**end.__dict__, "reason": "; ".join(filter(None, (end.reason, trouble))) or None}
+        folder.create()
+        folder.write_exit(start, record)
+        return Exit(**record)
+
+    # -- small parts
+
+    def _handle(self, found: Found) -> Handle:
+        labels = found.labels
+        record = self._folder(labels.identity).record() or {}
+        pid = record.get("pid") if record.get("container") == found.id else found.pid
+        return Handle(
+            labels.identity,
+            labels.get("attempt"),
+            int(labels.get("incarnation")),
+            int(labels.get("generation")),
+            docker_spec.address_of(labels.identity),
+            {"container": found.id, "start": labels.start, "pid": pid},
+        )
+
+    def _watch(self, folder: RunFolder) -> None:
+        """Say that somebody looks, and hold a lock that tells so for as long as this process lives."""
+        with contextlib.suppress(FileNotFoundError):
+            folder.touch_watched()
+            if folder.key not in self._watching:
+                descriptor = locks.acquire(folder.watched, shared=True)
+                if descriptor is not None:
+                    self._watching[folder.key] = descriptor
+
+    def _unwatch(self, folder: RunFolder) -> None:
+        if descriptor := self._watching.pop(folder.key, None):
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Stop being a watcher of anything."""
+        self._logs.close()
+        while self._watching:
+            os.close(self._watching.popitem()[1])
+        self._engine.close()
+
+    def _folder(self, identity: Identity) -> RunFolder:
+        return RunFolder(self.state_dir, identity.key)

@@ -1,0 +1,73 @@
+"""Images: there, pulled, or why not; a name that cannot exist is told apart from a registry that is down."""
+
+from __future__ import annotations
+
+from docker.errors import APIError, NotFound
+from docker.utils import parse_repository_tag
+
+from tf_operator.errors import EngineUnavailableError, ImageError, RunnerError
+from tf_operator.runners.docker_engine import Client, Engine
+
+_NEVER = ("manifest unknown", "not found", "does not exist", "invalid reference", "name unknown", "denied")
+_LATER = ("refused", "timeout", "timed out", "no such host", "unreachable", "reset", "eof", "tls", "502", "503")
+
+
+def ensure_image(engine: Engine, image: str, policy: str | None, who: object) -> None:
+    """Have the image on the engine's host. `policy`: missing (default), always, never.
+
+    Raises ImageError where it cannot be had under this name, RunnerError where trying again may help.
+    """
+    policy = policy or "missing"
+    if policy != "always" and _is_here(engine, image, who):
+        return
+    if policy == "never":
+        raise ImageError(f"{who}: image {image} is not on this host, and runtime.pull_policy is never: load it first")
+    _pull(engine, image, who)
+
+
+def _is_here(engine: Engine, image: str, who: object) -> bool:
+    try:
+        engine.call(f"{who}: looking for image {image}", lambda api: api.inspect_image(image), patient=True)
+    except NotFound:
+        return False
+    return True
+
+
+def _pull(engine: Engine, image: str, who: object) -> None:
+    repository, tag = parse_repository_tag(image)
+
+    def pull(api: Client) -> str | None:
+        # A failure after the first layer comes in the stream of an answer that began with 200.
+        for step in api.pull(repository, tag or "latest", stream=True, decode=True):
+            if "error" in step:
+                return str(step["error"])
+        return None
+
+    doing = f"{who}: pulling image {image}"
+    try:
+        fault = engine.call(doing, pull, patient=True)
+    except NotFound as error:
+        fault = _words(error)
+    except (EngineUnavailableError, ImageError):
+        raise
+    except RunnerError as error:
+        if not isinstance(error.__cause__, APIError):
+            raise
+        fault = _words(error.__cause__)
+    if fault is not None:
+        raise _explain(fault, doing)
+
+
+def _words(error: APIError) -> str:
+    return " ".join(str(error.explanation or error).split())
+
+
+def _explain(fault: str, doing: str) -> RunnerError:
+    low = fault.lower()
+    if "no space left on device" in low:
+        return RunnerError(f"{doing}: no space left on device: free space in the engine's data root ({fault})")
+    if any(word in low for word in _LATER) and "manifest unknown" not in low:
+        return RunnerError(f"{doing}: the registry cannot be reached now: {fault}")
+    if any(word in low for word in _NEVER):
+        return ImageError(f"{doing}: there is no such image, or it may not be pulled: {fault}; check runtime.image")
+    return RunnerError(f"{doing}: {fault}")

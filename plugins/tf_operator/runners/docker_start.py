@@ -1,0 +1,156 @@
+"""From a launch to a running container: create, hand over the secrets, start, or leave nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from docker.errors import NotFound
+
+from tf_operator.errors import LaunchError, RunnerError
+from tf_operator.runners import docker_entry, docker_network, docker_spec
+from tf_operator.runners.base import Launch
+from tf_operator.runners.docker_container import Found
+from tf_operator.runners.docker_engine import Client, Engine
+
+_HOLD = (
+    "import os,select,sys; os.fork() and os._exit(0)\n"
+    "p = select.poll(); p.register(int(sys.argv[1]), select.POLLIN); p.poll()"
+)
+
+
+def start_container(engine: Engine, state_dir: Path, launch: Launch, start: int, kill_after: float) -> Found:
+    """Create and start. Raises LaunchError or RunnerError, and then nothing of it is left."""
+    give_model_dir(launch)
+    labels = docker_spec.labels_of(launch, start)
+    config, host = docker_spec.config_of(launch, labels), docker_spec.host_config_of(launch)
+    script = docker_entry.hand_over(launch, labels[f"{docker_spec.LABEL}.mark"], kill_after)
+    with docker_network.alone(state_dir, launch.identity):
+        network = docker_network.ensure(engine, launch.identity)
+        container = _create(engine, launch, config, host, network)
+    try:
+        _check_working_dir(engine, launch, container)
+        engine.call(f"{launch.identity}: starting its container", lambda api: _start(api, container, script))
+        found = Found(engine.call(f"{launch.identity}: inspect", lambda api: api.inspect_container(container)))
+        _hold_devices(engine, launch, found)
+        return found
+    except BaseException as error:
+        with contextlib.suppress(RunnerError, NotFound):
+            engine.call("removing", lambda api: api.remove_container(container, force=True, v=True))
+            docker_network.remove_if_last(engine, launch.identity.job_key, state_dir, launch.identity)
+        if isinstance(error, NotFound):
+            raise RunnerError(f"{launch.identity}: its container was removed while it was started") from error
+        raise
+
+
+def _create(engine: Engine, launch: Launch, config: dict[str, Any], host: dict[str, Any], network: str) -> str:
+    who = launch.identity
+
+    def ask(api: Client) -> str:
+        alias = api.create_endpoint_config(aliases=[str(who.replica)])
+        made = api.create_container(
+            **config,
+            name=docker_spec.container_name(who),
+            host_config=api.create_host_config(**host, network_mode=network),
+            networking_config=api.create_networking_config({network: alias}),
+            stop_timeout=docker_spec.stop_timeout(launch.termination_grace),
+        )
+        return str(made["Id"])
+
+    try:
+        return engine.call(f"{who}: creating its container", ask)
+    except NotFound as error:
+        raise RunnerError(f"{who}: creating its container: {error.explanation}") from error
+
+
+def _start(api: Client, container: str, script: bytes) -> None:
+    """Attached before the start, so that nothing is lost; closed after it, so that the entry sees the end."""
+    stream = api.attach_socket(container, params={"stdin": 1, "stream": 1})
+    raw = getattr(stream, "_sock", stream)
+    try:
+        api.start(container)
+        raw.sendall(script)
+        raw.shutdown(socket.SHUT_WR)
+    except BrokenPipeError:
+        pass  # it has ended already: its end tells why
+    finally:
+        stream.close()
+        raw.close()
+
+
+def _check_working_dir(engine: Engine, launch: Launch, container: str) -> None:
+    """On this host it is mounted; else the image, or a mount of the job's, must have it."""
+    path = launch.working_dir
+    if Path(path).is_dir():
+        return
+
+    def ask(api: Client) -> int:
+        return int(api.head(api._url("/containers/{0}/archive", container), params={"path": path}).status_code)
+
+    if engine.call(f"{launch.identity}: looking for {path}", ask) != 200:
+        raise LaunchError(
+            f"{launch.identity}: working_dir {path} is no directory on this host, and none in image"
+            f" {docker_spec.image_of(launch)}"
+        )
+
+
+def give_model_dir(launch: Launch) -> None:
+    """Where the worker is root, the program is somebody else: what root made in the model_dir becomes that user's."""
+    model_dir = launch.env.get("TF_OPERATOR_MODEL_DIR")
+    if not model_dir:
+        return
+    uid, gid = docker_spec.user_of(docker_spec.options_of(launch))
+    top = Path(model_dir)
+    top.mkdir(parents=True, exist_ok=True)
+    result = Path(launch.env.get("TF_OPERATOR_RESULT") or model_dir)
+    for folder in (top / ".tf_operator", result.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    if os.geteuid() != 0 or uid == 0:
+        return
+    if result.parent.stat().st_uid == uid == top.stat().st_uid:
+        return
+    for where, names, files in os.walk(top, topdown=False):
+        for entry in (Path(where), *(Path(where, name) for name in (*names, *files))):
+            with contextlib.suppress(FileNotFoundError):
+                if entry.lstat().st_uid == 0:
+                    os.lchown(entry, uid, gid)
+
+
+def _hold_devices(engine: Engine, launch: Launch, found: Found) -> None:
+    """A process that only waits for the container's end holds the devices' locks: nothing of ours lives as long."""
+    if not launch.device_fds or found.pid is None:
+        return
+    try:
+        watch = os.pidfd_open(found.pid)
+    except OSError as error:
+        raise RunnerError(
+            f"{launch.identity}: the devices' locks cannot be tied to the container ({error}): GPUs need an engine on"
+            " this host, and a worker that sees its processes"
+        ) from error
+    try:
+        # Still the same process, so the descriptor is not somebody else's.
+        now = engine.call(f"{launch.identity}: inspect", lambda api: api.inspect_container(found.id))
+        if now["State"]["Pid"] == found.pid:
+            _hold(watch, launch.device_fds)
+    finally:
+        os.close(watch)
+
+
+def _hold(watch: int, fds: Sequence[int]) -> None:
+    subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _HOLD, str(watch)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env={},
+        start_new_session=True,
+        pass_fds=(watch, *fds),
+        check=True,
+    )
