@@ -24,6 +24,8 @@ TICK = 1.0
 READS_PER_TICK = 10
 """Members of running replicas read in turn each tick; the triggerer answers about 40 calls a second in all."""
 SAY_AGAIN = 60.0
+ASK_AGAIN = 5.0
+"""Seconds between looks at who holds the pool: several calls each."""
 
 
 class ClusterTrigger(BaseTrigger):
@@ -162,6 +164,7 @@ class AdmissionTrigger(BaseTrigger):
         self.replica_tasks = replica_tasks
         self._began = time.monotonic()
         self._said: tuple[str, float] = ("", 0.0)
+        self._asked: tuple[str, float] = ("", float("-inf"))
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The kwargs the DAG was parsed with; the run's ids come with the task instance."""
@@ -197,11 +200,11 @@ class AdmissionTrigger(BaseTrigger):
         cluster_id = ref.task("cluster")
         wanted = [cluster_id, *map(ref.task, self.replica_tasks)]
         states = await sync_to_async(airflow_io.task_states)(ref, wanted)
-        state = states.pop(cluster_id, None)
+        state = states.get(cluster_id)
         if state in ("failed", "skipped", "upstream_failed", "removed", "success"):
             self.log.error("not opened: the task %s is %s; its log says why", cluster_id, state)
             return False
-        if state == "deferred" and not await self._still_running(states):
+        if state == "deferred" and not await self._still_running(cluster_id, states):
             cluster = await sync_to_async(airflow_io.read_cluster)(ref, plan.attempt)
             if cluster and cluster.phase.terminal:
                 self.log.error("not opened: the job has %s: %s", cluster.phase, cluster.reason)
@@ -214,8 +217,8 @@ class AdmissionTrigger(BaseTrigger):
     def _facts(self, cluster_id: str, plan: Plan) -> tuple[float, str, int, str]:
         return time.monotonic() - self._began, cluster_id, plan.slots, plan.pool
 
-    async def _still_running(self, states: dict[str, str | None]) -> bool:
-        old = [key for key, state in states.items() if state in ("running", "restarting")]
+    async def _still_running(self, cluster_id: str, states: dict[str, str | None]) -> bool:
+        old = [key for key, state in states.items() if state in ("running", "restarting") and key != cluster_id]
         if old:
             await self._say(f"waiting until the replicas of the last try have ended: {', '.join(sorted(old))}")
         return bool(old)
@@ -240,8 +243,11 @@ class AdmissionTrigger(BaseTrigger):
         return None
 
     async def _in_the_way(self, ref: GroupRef, plan: Plan) -> str:
-        if self._said[0] and time.monotonic() - self._said[1] < SAY_AGAIN / 6:
-            return self._said[0].rpartition("; ")[2]
+        if time.monotonic() - self._asked[1] > ASK_AGAIN:
+            self._asked = (await self._holders(ref, plan), time.monotonic())
+        return self._asked[0]
+
+    async def _holders(self, ref: GroupRef, plan: Plan) -> str:
         try:
             found = await sync_to_async(airflow_io.holders)(plan.pool)
         except Exception as error:

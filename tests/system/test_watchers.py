@@ -1,0 +1,111 @@
+"""Watchers die, programs live: Airflow loses a task, the training does not notice."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from harness import AirflowUnderTest, RunUnderTest, wait_for
+from probe_jobs import FOREVER, probe, probe_job, starts
+
+pytestmark = pytest.mark.airflow
+
+REPLICAS = ("chief-0", "worker-0", "worker-1", "ps-0")
+
+
+def watcher(run: RunUnderTest, name: str) -> psutil.Process:
+    """The Airflow task process that watches a replica; its parent is its supervisor."""
+    ti_id = run.task(name).raw["id"]
+    return next(p for p in psutil.process_iter() if f"worker -- {ti_id}" in " ".join(_argv(p)))
+
+
+def _argv(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def long_job(out: Path, stop: Path) -> dict[str, object]:
+    job = probe_job(out)
+    job["replicas"]["chief"]["command"] = probe("--out", str(out), "--bind", "--wait-file", str(stop))
+    return job
+
+
+def running(airflow: AirflowUnderTest, name: str, out: Path, stop: Path) -> RunUnderTest:
+    """A run of the long job, all its programs living."""
+    airflow.write_job(name, long_job(out, stop))
+    run = airflow.trigger(name)
+    for replica in REPLICAS:
+        run.wait_running(replica)
+    return run
+
+
+def assert_each_ran_once(run: RunUnderTest, out: Path) -> None:
+    counts = {name: len(starts(out, name)) for name in REPLICAS}
+    assert counts == dict.fromkeys(REPLICAS, 1), counts
+    assert run.cluster()["generation"] == 1
+
+
+@pytest.mark.parametrize("victim", ["task", "supervisor"])
+def test_c27_a_lost_watcher_is_replaced_and_its_program_adopted(
+    airflow: AirflowUnderTest, tmp_path: Path, victim: str
+) -> None:
+    stop = tmp_path / "stop"
+    run = running(airflow, f"adopt-{victim}", tmp_path, stop)
+    pid, process = run.pid("worker-1"), watcher(run, "worker-1")
+    os.kill(process.pid if victim == "task" else process.ppid(), signal.SIGKILL)
+    wait_for(lambda: run.task("worker-1").try_number == 2 and run.task("worker-1").state == "running", 90, "the retry")
+    wait_for(lambda: "adopted the running program of worker-1" in run.log("worker-1"), 30, "the adoption")
+    assert psutil.pid_exists(pid) and run.pid("worker-1") == pid
+    stop.touch()
+    run.wait("success", deadline=90)
+    assert_each_ran_once(run, tmp_path)
+    wait_for(lambda: not process.is_running(), 30, "the old watcher to end")
+
+
+def test_a_killed_triggerer_costs_nothing(airflow: AirflowUnderTest, tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    run = running(airflow, "triggerer-dies", tmp_path, stop)
+    os.kill(airflow.pid("triggerer"), signal.SIGKILL)
+    assert airflow.held_slots("default_pool").get(("triggerer-dies", run.run_id)), "the slots stay held"
+    airflow.airflow.stop_component("triggerer")
+    airflow.airflow.start_component("triggerer")
+    stop.touch()
+    run.wait("success", deadline=120)
+    assert_each_ran_once(run, tmp_path)
+
+
+def test_c27_a_killed_scheduler_runs_nothing_twice(airflow: AirflowUnderTest, tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    run = running(airflow, "scheduler-dies", tmp_path, stop)
+    pids = {name: run.pid(name) for name in REPLICAS}
+    os.kill(airflow.pid("scheduler"), signal.SIGKILL)
+    airflow.airflow.stop_component("scheduler")
+    airflow.airflow.start_component("scheduler")
+    wait_for(lambda: all(run.task(name).state == "running" for name in REPLICAS), 120, lambda: f"all: {run.states()}")
+    assert {name: run.pid(name) for name in REPLICAS} == pids
+    stop.touch()
+    run.wait("success", deadline=120)
+    assert_each_ran_once(run, tmp_path)
+
+
+def test_trap_6_a_program_gets_its_grace_though_airflow_gives_its_task_5_s(
+    airflow: AirflowUnderTest, tmp_path: Path
+) -> None:
+    job = probe_job(tmp_path, run_policy={"termination_grace": "20s", "orphan_timeout": "5m"})
+    job["replicas"]["chief"]["command"] = probe("--out", str(tmp_path), *FOREVER)
+    job["replicas"]["worker"]["command"] = probe("--out", str(tmp_path), *FOREVER, "--on-term", "slow:8")
+    airflow.write_job("grace", job)
+    run = airflow.trigger("grace")
+    for name in REPLICAS:
+        run.wait_running(name)
+    pid = run.pid("worker-1")
+    run.mark_task("worker-1", "failed")
+    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 40, "its end")
+    record = starts(tmp_path, "worker-1")[0]
+    assert record["stopped"], "it ended by itself, in its own time"
+    run.wait("failed", deadline=60)

@@ -1,0 +1,177 @@
+"""The triggers' ways out: only end events, whatever happens (trap 2); nothing written when a person kills (trap 3)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent, TriggerEvent
+
+from tf_operator import airflow_io
+from tf_operator.job_spec import RenderedJob
+from tf_operator.job_spec.rendered import RenderedRunPolicy, ReplicaGroup
+from tf_operator.membership import Cluster, Member, Status
+from tf_operator.plan import GroupRef, Place, Plan
+from tf_operator.runners.base import Exit
+from tf_operator.triggers import AdmissionTrigger, ClusterTrigger
+
+
+def plan(tmp_path: Path, **policy: Any) -> Plan:
+    group = ReplicaGroup(task_id="worker", role="worker", count=1, command=["true"], working_dir=str(tmp_path))
+    run_policy = RenderedRunPolicy(termination_grace=0, **policy)
+    job = RenderedJob(
+        name="j", strategy="none", groups=[group], model_dir=str(tmp_path), run_policy=run_policy, retry_delay=0
+    )
+    return Plan(attempt="a1", job=job, pool="gpu", slots=1)
+
+
+def trigger(tmp_path: Path, **policy: Any) -> ClusterTrigger:
+    return ClusterTrigger("d", "r", "train", ["worker"], plan(tmp_path, **policy).model_dump(mode="json"))
+
+
+class Board:
+    """Airflow's side of the conversation, in memory: what each airflow_io function answers."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.clusters: list[Cluster] = []
+        self.states: dict[str, str | None] = {"train.worker_0": "running", "train.cluster": "deferred"}
+        self.member: Member | None = None
+        self.plan: Plan | None = None
+        self.stored: Cluster | None = None
+        patch.setattr(airflow_io, "read_cluster", lambda ref, attempt: self.stored)
+        patch.setattr(airflow_io, "write_cluster", self._write)
+        patch.setattr(airflow_io, "read_plan", lambda ref: self.plan)
+        patch.setattr(airflow_io, "read_member", lambda ref, place: self.member)
+        patch.setattr(airflow_io, "task_states", lambda ref, ids: self.states)
+        patch.setattr(airflow_io, "register_holder", lambda pool, ref, slots: None)
+        patch.setattr(airflow_io, "unregister_holder", lambda pool, ref: None)
+        patch.setattr(airflow_io, "holders", lambda pool: [])
+
+    def _write(self, ref: GroupRef, cluster: Cluster) -> None:
+        self.clusters.append(cluster)
+        if cluster.phase.terminal:
+            self.states["train.worker_0"] = "success"
+
+
+@pytest.fixture
+def board(monkeypatch: pytest.MonkeyPatch) -> Board:
+    return Board(monkeypatch)
+
+
+def events(subject: BaseTrigger) -> list[TriggerEvent]:
+    async def collect() -> list[TriggerEvent]:
+        return [event async for event in subject.run()]
+
+    return asyncio.run(asyncio.wait_for(collect(), 20))
+
+
+def member(status: Status, end: Exit | None = None, generation: int = 1) -> Member:
+    return Member("a1", 1, "127.0.0.1:20000", status, generation=generation, end=end)
+
+
+def test_success_is_a_success_event(tmp_path: Path, board: Board) -> None:
+    board.stored = Cluster("a1", launch={"worker-0": 1}, members={"worker-0": 1})
+    board.member = member(Status.EXITED, Exit(0))
+    assert [type(e) for e in events(trigger(tmp_path))] == [TaskSuccessEvent]
+    assert board.clusters[-1].phase == "succeeded"
+
+
+def test_trap_2_a_fault_of_ours_is_a_failed_event_too(
+    tmp_path: Path, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(ref: GroupRef, attempt: str) -> Cluster:
+        raise RuntimeError("no database")
+
+    monkeypatch.setattr(airflow_io, "read_cluster", broken)
+    assert [type(e) for e in events(trigger(tmp_path))] == [TaskFailedEvent]
+    assert "RuntimeError: no database" in board.clusters[-1].reason
+
+
+def test_an_outage_of_airflow_is_waited_out(tmp_path: Path, board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    board.member = member(Status.EXITED, Exit(0))
+    calls = iter([OSError("away"), OSError("away")])
+
+    def states(ref: GroupRef, ids: Any) -> dict[str, str | None]:
+        if error := next(calls, None):
+            raise error
+        return board.states
+
+    monkeypatch.setattr(airflow_io, "task_states", states)
+    assert [type(e) for e in events(trigger(tmp_path))] == [TaskSuccessEvent]
+
+
+def test_another_attempts_member_is_dropped(tmp_path: Path, board: Board) -> None:
+    board.member = Member("old", 7, "127.0.0.1:20000", Status.EXITED, generation=1, end=Exit(0))
+    assert [type(e) for e in events(trigger(tmp_path, start_timeout=0))] == [TaskFailedEvent]
+    assert "start_timeout" in board.clusters[-1].reason
+
+
+def test_slots_that_are_not_the_plans_fail(tmp_path: Path, board: Board) -> None:
+    class Holding:
+        pool_slots, task_id = 3, "train.cluster"
+
+    subject = trigger(tmp_path)
+    subject.task_instance = Holding()  # type: ignore[assignment]
+    assert [type(e) for e in events(subject)] == [TaskFailedEvent]
+    assert "holds 3" in board.clusters[-1].reason and "need 1" in board.clusters[-1].reason
+
+
+def test_trap_3_a_kill_writes_nothing() -> None:
+    assert ClusterTrigger.on_kill is BaseTrigger.on_kill
+    assert AdmissionTrigger.on_kill is BaseTrigger.on_kill
+    assert ClusterTrigger.cleanup is BaseTrigger.cleanup
+
+
+class Admitting:
+    dag_id, run_id, task_id = "d", "r", "train.admission"
+
+
+def admission(board: Board, tmp_path: Path, **policy: Any) -> AdmissionTrigger:
+    board.plan = plan(tmp_path, **policy)
+    subject = AdmissionTrigger("train", ["worker"])
+    subject.task_instance = Admitting()  # type: ignore[assignment]
+    return subject
+
+
+def test_admission_opens_for_this_attempts_cluster(board: Board, tmp_path: Path) -> None:
+    board.stored = Cluster("a1")
+    board.states["train.worker_0"] = None
+    assert [type(e) for e in events(admission(board, tmp_path))] == [TaskSuccessEvent]
+
+
+def test_trap_5_admission_waits_for_replicas_of_an_older_try(board: Board, tmp_path: Path) -> None:
+    board.stored = Cluster("a1")
+    subject = admission(board, tmp_path)
+
+    async def opened_only_after_they_ended() -> None:
+        task = asyncio.ensure_future(_first(subject))
+        await asyncio.sleep(1.5)
+        assert not task.done()
+        board.states["train.worker_0"] = "failed"
+        assert isinstance(await asyncio.wait_for(task, 10), TaskSuccessEvent)
+
+    asyncio.run(opened_only_after_they_ended())
+
+
+async def _first(subject: BaseTrigger) -> TriggerEvent:
+    return await anext(aiter(subject.run()))
+
+
+def test_admission_fails_with_the_cluster(board: Board, tmp_path: Path) -> None:
+    board.states["train.cluster"] = "failed"
+    assert [type(e) for e in events(admission(board, tmp_path))] == [TaskFailedEvent]
+
+
+def test_admission_fails_after_schedule_timeout(board: Board, tmp_path: Path) -> None:
+    board.states["train.cluster"] = "scheduled"
+    assert [type(e) for e in events(admission(board, tmp_path, schedule_timeout=0))] == [TaskFailedEvent]
+
+
+def test_kwargs_survive_serialization(tmp_path: Path) -> None:
+    path, kwargs = trigger(tmp_path).serialize()
+    assert path == "tf_operator.triggers.ClusterTrigger"
+    again = ClusterTrigger(**kwargs)
+    assert again.serialize()[1] == kwargs
+    assert Place("train.worker", 0).state_key == "train.worker_0"
