@@ -171,3 +171,49 @@ def test_a_group_cleared_after_its_end_is_a_new_attempt(airflow: AirflowUnderTes
     second = run.xcom("result")
     assert first["attempt"] != second["attempt"] and first["model_dir"] == second["model_dir"]
     assert len(starts(tmp_path, "worker-0")) == 2
+
+
+NOTIFIER = """
+from airflow.sdk import BaseNotifier
+
+
+class Writes(BaseNotifier):
+    template_fields = ("text",)
+
+    def __init__(self, path, text):
+        super().__init__()
+        self.path, self.text = path, text
+
+    def notify(self, context):
+        with open(self.path, "a") as file:
+            file.write(self.text + "\\n")
+"""
+
+
+def test_alerts_are_sent_once_per_job(airflow: AirflowUnderTest, tmp_path: Path) -> None:
+    (airflow.project / "dags" / "notifier_for_tests.py").write_text(NOTIFIER)
+    told = {"notifier": "notifier_for_tests.Writes", "path": str(tmp_path / "told")}
+    notify = {
+        "on_failure": {**told, "text": "failed: {{ run_id }}"},
+        "on_success": {**told, "text": "well: {{ run_id }}"},
+    }
+    out = tmp_path / "out"
+    job = probe_job(out, retries=1, notify=notify)
+    job["replicas"]["chief"]["command"] = probe("--out", str(out), "--exit", "1")
+    airflow.write_job("alerts", job)
+    run = airflow.trigger("alerts")
+    run.wait("failed", deadline=90)
+    assert (tmp_path / "told").read_text() == f"failed: {run.run_id}\n"
+
+
+def test_a_missing_triggerer_is_one_line_before_any_gpu_is_taken(airflow: AirflowUnderTest, tmp_path: Path) -> None:
+    airflow.write_job("no-triggerer", probe_job(tmp_path))
+    airflow.airflow.stop_component("triggerer")
+    try:
+        run = airflow.trigger("no-triggerer")
+        run.wait_task("plan", "failed", deadline=120)
+        assert "no triggerer is running" in run.log("plan")
+        run.wait("failed", deadline=60)
+    finally:
+        airflow.airflow.start_component("triggerer")
+    assert not starts(tmp_path, "chief-0")

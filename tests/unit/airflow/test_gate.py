@@ -1,0 +1,39 @@
+"""What the cluster task refuses before it holds anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+
+from tf_operator.operators import AdmissionOperator, ClusterOperator
+
+
+@pytest.mark.parametrize(
+    ("mark", "text"),
+    [
+        (None, "cluster policy has not seen this run"),
+        ({"refused": "the job needs 6 slots, pool gpu has 4 in all"}, "needs 6 slots, pool gpu has 4"),
+        ({"pool": "gpu", "slots": 2}, "holds 2 slots of pool gpu, the job needs 3 of gpu"),
+        ({"pool": "other", "slots": 3}, "holds 3 slots of pool other, the job needs 3 of gpu"),
+    ],
+)
+def test_the_policys_mark_is_checked(mark: dict[str, Any] | None, text: str) -> None:
+    cluster = ClusterOperator(task_id="cluster", gang="{}", group_id="train", mapped=[])
+    with pytest.raises(AirflowFailException) as error:
+        cluster._check_policy(mark, 3, "gpu")
+    assert text in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_sound_mark_passes() -> None:
+    cluster = ClusterOperator(task_id="cluster", gang="{}", group_id="train", mapped=[])
+    cluster._check_policy({"pool": "gpu", "slots": 3}, 3, "gpu")
+
+
+def test_a_way_back_airflow_took_by_itself_fails_for_good() -> None:
+    cluster = ClusterOperator(task_id="cluster", gang="{}", group_id="train", mapped=[])
+    admission = AdmissionOperator(task_id="admission", group_id="train", replica_tasks=[])
+    for task in (cluster, admission):
+        with pytest.raises(AirflowFailException, match="clear the whole group"):
+            task.resumed({})  # type: ignore[typeddict-item]
