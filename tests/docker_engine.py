@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tarfile
 import tempfile
@@ -107,10 +108,12 @@ class DockerEngine:
 
     def _answers(self) -> bool:
         assert self.process and self.process.poll() is None, (self.root / "log").read_text()[-2000:]
-        with contextlib.suppress(Exception):
-            return bool(self.api.ping())
-        self._close()
-        return False
+        try:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(str(self.socket))
+        except OSError:
+            return False
+        return bool(self.api.ping())
 
     def stop(self) -> None:
         """SIGTERM, as `systemctl stop` sends."""

@@ -20,7 +20,7 @@ from tf_operator.runners import secret_files
 from tf_operator.runners.base import Exit, SecretBundle, SecretFile
 from tf_operator.runners.leftovers import clean, leftovers
 
-from .conftest import SECRETS, ProcessKit, lives, until
+from .process_kit import SECRETS, ProcessKit, lives, until
 
 
 def kill_keeper(kit: ProcessKit) -> None:

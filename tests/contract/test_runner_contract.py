@@ -17,7 +17,7 @@ import pytest
 from tf_operator.errors import IdentityHeldError, LaunchError
 from tf_operator.runners.base import Exit, Launch, SecretBundle, SecretFile
 
-from .conftest import SECRETS, SEEN_BY_ALL, ProcessKit, lives, until
+from .process_kit import SECRETS, SEEN_BY_ALL, ProcessKit, lives, until
 
 
 def test_a_program_runs_and_its_end_and_output_can_be_read(kit: ProcessKit) -> None:
@@ -79,10 +79,10 @@ def test_environment_is_as_given_and_nothing_else(
 ) -> None:
     for name in ("AIRFLOW__CORE__FERNET_KEY", "VAULT_TOKEN", "BAO_ADDR", "PYTHONPATH", "SOMETHING"):
         monkeypatch.setenv(name, "must not arrive")
-    env = SEEN_BY_ALL | {"EMPTY": "", "ÜMLAUT": "é=1 $HOME", "CUDA_VISIBLE_DEVICES": "-1"}
+    env = SEEN_BY_ALL | {"EMPTY": "", kit.odd_env: "é=1 $HOME", "CUDA_VISIBLE_DEVICES": "-1"}
     kit.wait(kit.start("--out", str(tmp_path / "out"), env=env, secrets=SECRETS))
     seen = kit.record(tmp_path / "out")["env"]
-    assert seen.pop(kit.marker)
+    assert all(seen.pop(name) for name in kit.own)
     assert seen == env | {"STORE_KEY": "S3cr3t-abcdefghij"}
 
 
@@ -93,9 +93,9 @@ def test_arguments_are_literal(kit: ProcessKit, tmp_path: Path) -> None:
 
 
 def test_the_chosen_interpreter_stands_for_python(kit: ProcessKit) -> None:
-    handle = kit.start("python", "-c", "import sys; print(sys.executable)", runtime={"python": sys.executable})
+    handle = kit.start("python", "-c", "import sys; print(sys.executable)", runtime={"python": kit.python})
     assert kit.wait(handle).code == 0
-    assert kit.output(handle).decode().strip() == sys.executable
+    assert kit.output(handle).decode().strip() == kit.python
 
 
 def test_the_program_can_bind_its_address_as_its_first_action(kit: ProcessKit, tmp_path: Path) -> None:
@@ -212,17 +212,16 @@ def test_a_second_start_is_refused_and_names_the_first(kit: ProcessKit, tmp_path
         other.start(launch, lease)
     lease.release()
     assert kit.runner.poll(handle) is None
+    kit.record(tmp_path)
     assert len(list(tmp_path.glob("none-0-*.json"))) == 1
 
 
 def test_six_starters_at_once_give_one_program(kit: ProcessKit, tmp_path: Path) -> None:
     script = """
 import sys, pickle
-from pathlib import Path
-from tf_operator.runners.process import ProcessRunner
 from tf_operator.errors import IdentityHeldError
-launch = pickle.load(sys.stdin.buffer)
-runner = ProcessRunner(Path(sys.argv[1]), (21000, 21999))
+(make, arguments), launch = pickle.load(sys.stdin.buffer)
+runner = make(*arguments)
 lease = runner.reserve(launch.identity, None)
 try:
     runner.start(launch, lease)
@@ -230,12 +229,10 @@ except IdentityHeldError:
     sys.exit(7)
 """
     launch = kit.launch("--out", str(tmp_path / "out"), "--sleep", "long")
-    starters = [
-        subprocess.Popen([sys.executable, "-c", script, str(kit.state_dir)], stdin=subprocess.PIPE) for _ in range(6)
-    ]
+    starters = [subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) for _ in range(6)]
     for starter in starters:
         assert starter.stdin
-        starter.stdin.write(pickle.dumps(launch))
+        starter.stdin.write(pickle.dumps((kit.recipe, launch)))
         starter.stdin.close()
     assert sorted(starter.wait(60) for starter in starters) == [0, 7, 7, 7, 7, 7]
     kit.record(tmp_path / "out")
@@ -263,10 +260,8 @@ def test_started_again_after_its_end_it_keeps_its_address_and_all_output(kit: Pr
 
 CALLER = """
 import os, pickle, sys, time
-from pathlib import Path
-from tf_operator.runners.process import ProcessRunner
-launch = pickle.load(sys.stdin.buffer)
-runner = ProcessRunner(Path(sys.argv[1]), (21000, 21999))
+(make, arguments), launch = pickle.load(sys.stdin.buffer)
+runner = make(*arguments)
 handle = runner.start(launch, runner.reserve(launch.identity, None))
 print(handle.data["pid"], flush=True)
 time.sleep(600)
@@ -276,13 +271,13 @@ time.sleep(600)
 def start_elsewhere(kit: ProcessKit, launch: Launch) -> subprocess.Popen[bytes]:
     """A watcher in another process group that has just started the program."""
     caller = subprocess.Popen(
-        [sys.executable, "-c", CALLER, str(kit.state_dir)],
+        [sys.executable, "-c", CALLER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
     assert caller.stdin and caller.stdout
-    caller.stdin.write(pickle.dumps(launch))
+    caller.stdin.write(pickle.dumps((kit.recipe, launch)))
     caller.stdin.close()
     assert int(caller.stdout.readline()) > 0
     caller.stdout.close()
@@ -362,8 +357,9 @@ def test_secret_files_are_private_and_gone_with_the_program(kit: ProcessKit, tmp
     bundle = SecretBundle(files=files)
     flags = ("--print", "files:TF_OPERATOR_SECRETS_DIR", "--out", str(tmp_path), "--sleep", "long")
     handle = kit.start(*flags, secrets=bundle)
-    folder = Path(kit.record(tmp_path)["env"]["TF_OPERATOR_SECRETS_DIR"])
+    folder = kit.inside(handle, kit.record(tmp_path)["env"]["TF_OPERATOR_SECRETS_DIR"])
     assert folder.stat().st_mode & 0o777 == 0o700
+    kit.wait_output(handle, b"keytab\n")
     assert kit.output(handle) == b"ca.pem 440 pem-pem\nkrb5.keytab 400 \x00\x01keytab\n"
     kit.runner.stop(handle, 5.0)
     kit.wait(handle)

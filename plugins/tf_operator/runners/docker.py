@@ -89,8 +89,8 @@ class DockerRunner:
 
     def start(self, launch: Launch, lease: Lease) -> Handle:
         """Start a container; an ended one of this identity is put on record and removed first."""
-        if not isinstance(lease, NameLease) or lease.identity != launch.identity:
-            raise RunnerError(f"{launch.identity}: start needs a lease of this runner and this replica")
+        if not isinstance(lease, NameLease):
+            raise RunnerError(f"{launch.identity}: start needs a lease of this runner")
         docker_spec.check(launch)
         options = docker_spec.options_of(launch)
         ensure_image(self._engine, docker_spec.image_of(launch), options.get("pull_policy"), launch.identity)

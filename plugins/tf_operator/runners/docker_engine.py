@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ def engine_url() -> str:
 
 def connect(url: str, conn_id: str | None = None) -> Client:
     """A client; with `conn_id` through Airflow's Docker hook, logged in to that connection's registry."""
+    reach(url)
     tls = kwargs_from_env().get("tls") if not url.startswith("unix") else None
     try:
         if conn_id:
@@ -42,6 +44,19 @@ def connect(url: str, conn_id: str | None = None) -> Client:
         return docker.APIClient(base_url=url, version="auto", tls=tls or False, timeout=TIMEOUT)
     except (DockerException, requests.RequestException) as error:
         raise explain(error, "connecting", url) from error
+
+
+def reach(url: str) -> None:
+    """Connect to a local engine's socket, for an error that says which of its reasons it is; the SDK's has lost it."""
+    kind, _, path = url.partition("://")
+    if kind != "unix":
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(TIMEOUT)
+        try:
+            probe.connect(path)
+        except OSError as error:
+            raise explain(error, "connecting", url) from error
 
 
 class Engine:

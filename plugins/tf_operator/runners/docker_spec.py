@@ -22,8 +22,11 @@ PORT = 2222
 """Every replica has a network address of its own, so all may use the one port TensorFlow's documents use."""
 DEFAULT_UID = 10001
 """Who programs run as where the worker is root."""
-LOG_CONFIG: dict[str, Any] = {"type": "json-file", "config": {"max-size": "64m", "max-file": "4"}}
-"""The engine's copy of the output, bounded. Ours is complete unless nobody reads while 192 MiB are printed."""
+LOG_CONFIG: dict[str, Any] = {"type": "local", "config": {"max-size": "64m", "max-file": "4", "compress": "false"}}
+"""The engine's copy of the output, bounded. Ours is complete unless nobody reads while 192 MiB are printed.
+
+Not json-file: it replaces every byte that is no UTF-8.
+"""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
