@@ -38,7 +38,7 @@ def apply(wanted: list[WantedPool], change: bool) -> list[str]:
 
     try:
         with create_session() as session:
-            actual = {pool.pool: pool for pool in session.scalars(select(Pool))}
+            actual = {str(pool.pool): pool for pool in session.scalars(select(Pool))}
             lines = disagreements(wanted, actual)
             if change:
                 for pool in wanted:

@@ -30,23 +30,22 @@ def run(
         published = jobs.publish(file, project)
         started = jobs.start_run(api, job, published, conf)
         code = follow_to_end(api, started.dag_id, started.run_id, Console())
+    except KeyboardInterrupt:
+        typer.echo("no longer followed; what was triggered runs on")
+        raise
     finally:
         api.close()
     raise typer.Exit(code)
 
 
 def follow_to_end(api: Any, dag_id: str, run_id: str, console: Console) -> int:
-    """Show progress, then how it ended; 0 if the run succeeded, 130 if the watcher was interrupted."""
+    """Show progress, then how it ended; 0 if the run succeeded."""
     from tf_operator.services.follow import failure_reason, follow, progress
 
     where = f"{api.base_url}/dags/{dag_id}/runs/{run_id}"
     console.print(f"{dag_id}: {where}", highlight=False, soft_wrap=True)
-    try:
-        with progress(console) as show:
-            ended = follow(api, dag_id, run_id, show)
-    except KeyboardInterrupt:
-        console.print(f"no longer followed; it runs on: {where}", highlight=False, soft_wrap=True)
-        return 130
+    with progress(console) as show:
+        ended = follow(api, dag_id, run_id, show)
     if ended.state == "success":
         console.print(f"{dag_id}: success")
         return 0

@@ -24,6 +24,7 @@ import psutil
 from tf_operator.errors import ApiError, ServiceError
 from tf_operator.services.airflow_settings import Setup, environment, free_port
 from tf_operator.services.api import AirflowApi
+from tf_operator.services.interrupts import uninterrupted
 from tf_operator.services.waiting import wait_for
 
 COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
@@ -228,6 +229,10 @@ class Airflow:
             return
         (self.home / DISCOVERY_FILE).unlink(missing_ok=True)
         guard, self._guard = self._guard, None
+        with uninterrupted():
+            self._stop(guard, deadline)
+
+    def _stop(self, guard: subprocess.Popen[bytes], deadline: float) -> None:
         try:
             if {"api-server", "scheduler"} <= self._pids.keys():
                 with contextlib.suppress(ServiceError):

@@ -54,8 +54,7 @@ def _demo(project: Path, console: Console, begun: float) -> int:
         # A machine that was switched off leaves runs which hold the GPUs ours is to have.
         fail_unfinished(airflow.api)
         run = jobs.start_run(airflow.api, job, project / MAIN_JOB, {})
-        if follow_to_end(airflow.api, run.dag_id, run.run_id, console) == INTERRUPTED:
-            raise KeyboardInterrupt
+        follow_to_end(airflow.api, run.dag_id, run.run_id, console)
         summary = collect(airflow.api, run.dag_id, run.run_id)
         show(summary, console)
         if summary.run.state != "success":

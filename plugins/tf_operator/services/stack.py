@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from tf_operator.services.airflow import Airflow
 from tf_operator.services.airflow_settings import Setup
+from tf_operator.services.interrupts import interruptible
 from tf_operator.services.openbao import DevOpenBao
 
 DEMO_GPUS = "4"
@@ -40,8 +40,7 @@ def services(project: Path, port: int | None = None) -> Iterator[Airflow]:
             seeding.finish()
             yield airflow
         finally:
-            with uninterrupted():
-                airflow.stop()
+            airflow.stop()
 
 
 class _Seeding(threading.Thread):
@@ -61,33 +60,6 @@ class _Seeding(threading.Thread):
         self.join()
         if self._error:
             raise self._error
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """TERM and HUP as KeyboardInterrupt: `make` and a closed terminal send these."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C does not cut the end short. It is bounded anyway."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def wanted_port() -> int | None:
