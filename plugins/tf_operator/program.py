@@ -18,6 +18,8 @@ from tf_operator.runners.base import Launch, SecretBundle
 
 INHERITED = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH")
 """What a program sees of the worker's own environment. Nothing of Airflow's or Vault's configuration is among it."""
+INHERITED_BY_CONTAINERS = ("LANG", "TZ")
+"""An image has paths and a home of its own."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ def program_env(
 ) -> dict[str, str]:
     """The program's whole environment but for secrets. `devices`: leased ids, none = the program sees no device."""
     group = job.group_of(start.replica)
-    env = {key: inherited[key] for key in INHERITED if key in inherited}
+    names = INHERITED if group.runtime.kind == "process" else INHERITED_BY_CONTAINERS
+    env = {key: inherited[key] for key in names if key in inherited}
     env |= {"PYTHONUNBUFFERED": "1", "GRPC_FAIL_FAST": "use_caller"}
     env |= _threads(group)
     env |= group.env
@@ -115,6 +118,7 @@ def make_launch(
         env=program_env(job, start, inherited=inherited, devices=devices),
         secrets=secrets,
         memory=group.memory,
+        cpus=group.cpus,
         termination_grace=job.run_policy.termination_grace,
         orphan_timeout=job.run_policy.orphan_timeout,
         runtime=group.runtime.model_dump(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tf_operator.errors import DeviceError, JobError, RunnerError, SecretError, SecretUnavailableError
+from tf_operator.errors import DeviceError, ImageError, JobError, RunnerError, SecretError, SecretUnavailableError
 from tf_operator.follower import Follower, ModelDirSigns
 from tf_operator.identity import Identity
 from tf_operator.job_spec.rendered import RenderedJob
@@ -93,7 +93,7 @@ class ReplicaProgram:
         except DeviceError as error:
             return self._without_devices(start, error)
         except (SecretError, RunnerError, JobError) as error:
-            passing = isinstance(error, RunnerError | SecretUnavailableError)
+            passing = isinstance(error, RunnerError | SecretUnavailableError) and not isinstance(error, ImageError)
             return self._not_started(start, str(error), final=not passing)
         finally:
             if devices:

@@ -36,7 +36,9 @@ RENDERED_FIELDS = (
 
 RUNTIME_KEYS = {
     "process": {"kind", "python"},
-    "docker": {"kind", "image", "user", "shm_size", "pull_policy", "mounts"},
+    "docker": {
+        *("kind", "image", "user", "shm_size", "pull_policy", "mounts", "read_only", "ulimits", "docker_conn_id"),
+    },
     "swarm": {"kind", "image", "user", "shm_size", "pull_policy", "mounts", "constraints"},
 }
 

@@ -71,14 +71,20 @@ class Runtime(Part):
     """process: the interpreter that stands for a leading `python`. Default: the one on PATH."""
     image: MaybeText = None
     """docker, swarm: the image; required."""
-    user: MaybeText = None
-    """docker, swarm: uid or uid:gid the program runs as."""
+    user: Annotated[str | None, form(rules.USER, "uid or uid:gid, as text", none=True)] = None
+    """docker, swarm: uid or uid:gid the program runs as. Default: the worker's; 10001 where the worker is root."""
     shm_size: Memory = None
     """docker, swarm: size of /dev/shm."""
     pull_policy: Annotated[str | None, words("missing", "always", "never", none=True)] = None
     """docker, swarm: when the image is pulled."""
     mounts: list[Mount] | None = None
-    """docker, swarm: directories of the host to mount."""
+    """docker, swarm: directories of the host to mount. working_dir and model_dir are there without being named."""
+    read_only: Annotated[bool | None, rules.Rule(rules.boolean, {"type": "boolean"}, none=True)] = None
+    """docker: the image's own files cannot be changed; /tmp is in memory."""
+    ulimits: dict[str, Annotated[str | int, rules.Rule(rules.ulimit, rules.ULIMIT)]] | None = None
+    """docker: limits by name (nofile: 65536), or "soft:hard"."""
+    docker_conn_id: MaybeText = None
+    """docker: the Airflow connection of the registry to log in to."""
     constraints: list[Annotated[str, rules.Rule(rules.text, {"type": "string"})]] | None = None
     """swarm: placement constraints."""
 

@@ -183,6 +183,10 @@ def _runtime(job: TensorFlowJob, replica: Replica, project_dir: Path) -> rendere
         python = _absolute(python, project_dir)
     if "shm_size" in options:
         options["shm_size"] = units.memory_bytes(options["shm_size"])
+    if "mounts" in options:
+        options["mounts"] = [
+            {**mount, "source": _absolute(mount["source"], project_dir)} for mount in options["mounts"]
+        ]
     return rendered.RenderedRuntime(kind=kind, python=python, image=image, options=options)
 
 

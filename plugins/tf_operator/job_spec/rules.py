@@ -24,6 +24,8 @@ Templates = Literal["any", "param", "no"]
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 GROUP_NAME = r"^[a-z0-9][a-z0-9_-]{0,31}$"
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+USER = r"^[0-9]+(:[0-9]+)?$"
+ULIMIT = {"type": ["string", "integer"], "pattern": r"^-?[0-9]+(:-?[0-9]+)?$"}
 PRESETS = ("@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
 
 
@@ -212,6 +214,14 @@ Slots = Annotated[int | str | None, Rule(whole(1), {"type": "integer", "minimum"
 Pool = Annotated[str | None, Rule(text, _TEXT, "param", none=True)]
 Gpus = Annotated[float | str, Rule(gpu_count, {"type": "number", "minimum": 0}, "param")]
 Cpus = Annotated[float | str | None, Rule(positive, {"type": "number", "exclusiveMinimum": 0}, none=True)]
+
+
+def ulimit(value: Any) -> None:
+    """A whole number, or two as `soft:hard`."""
+    if isinstance(value, bool) or not re.fullmatch(r"-?[0-9]+(:-?[0-9]+)?", str(value)):
+        raise ValueError('must be a whole number, or "soft:hard"; change it')
+
+
 Memory = Annotated[str | None, Rule(units.memory_bytes, {**_TEXT, "pattern": units.MEMORY_PATTERN}, none=True)]
 Duration = Annotated[str, Rule(duration, _DURATION)]
 FixedDuration = Annotated[str, Rule(duration, _DURATION, "no")]

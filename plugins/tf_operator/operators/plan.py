@@ -13,7 +13,14 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from tf_operator import airflow_io, model_dir, preflight
-from tf_operator.errors import JobError, PreflightError, SecretError, SecretUnavailableError
+from tf_operator.errors import (
+    ImageError,
+    JobError,
+    PreflightError,
+    RunnerError,
+    SecretError,
+    SecretUnavailableError,
+)
 from tf_operator.gang import evaluate
 from tf_operator.job_spec import RenderedJob, TensorFlowJob
 from tf_operator.plan import Plan
@@ -86,9 +93,12 @@ class PlanOperator(_JobOperator):
             self._check_triggerer()
             self._claim(job, context)
             self._check_secrets(job)
-        except (SecretUnavailableError, OSError) as error:
+            self._check_images(job)
+        except (PreflightError, ImageError) as error:
+            raise AirflowFailException(str(error)) from None
+        except (SecretUnavailableError, RunnerError, OSError) as error:
             raise AirflowException(str(error)) from None
-        except (PreflightError, SecretError) as error:
+        except SecretError as error:
             raise AirflowFailException(str(error)) from None
         plan = self._plan(job)
         ti.xcom_push(airflow_io.PLAN_KEY, plan.model_dump(mode="json"))
@@ -146,6 +156,13 @@ class PlanOperator(_JobOperator):
             from tf_operator.secrets.airflow_login import login_airflow
 
             check(job.secrets, login_airflow)
+
+    def _check_images(self, job: RenderedJob) -> None:
+        """A name that cannot exist is said before anything starts; what can be pulled is, while no GPU waits for it."""
+        if any(group.count and group.runtime.kind == "docker" for group in job.groups):
+            from tf_operator.runners.docker_images import ensure_images
+
+            ensure_images(job)
 
     def _check_triggerer(self) -> None:
         import httpx

@@ -6,7 +6,8 @@ from docker.errors import APIError, NotFound
 from docker.utils import parse_repository_tag
 
 from tf_operator.errors import EngineUnavailableError, ImageError, RunnerError
-from tf_operator.runners.docker_engine import Client, Engine
+from tf_operator.job_spec.rendered import RenderedJob
+from tf_operator.runners.docker_engine import Client, Engine, engine_url
 
 _NEVER = ("manifest unknown", "not found", "does not exist", "invalid reference", "name unknown", "denied")
 _LATER = ("refused", "timeout", "timed out", "no such host", "unreachable", "reset", "eof", "tls", "502", "503")
@@ -23,6 +24,22 @@ def ensure_image(engine: Engine, image: str, policy: str | None, who: object) ->
     if policy == "never":
         raise ImageError(f"{who}: image {image} is not on this host, and runtime.pull_policy is never: load it first")
     _pull(engine, image, who)
+
+
+def ensure_images(job: RenderedJob) -> None:
+    """Have every image of the job on this host's engine; the errors name the replica types that need it."""
+    wanted: dict[tuple[str, str | None, str | None], list[str]] = {}
+    for group in job.groups:
+        if group.count and group.runtime.kind == "docker":
+            options = group.runtime.options
+            key = (str(group.runtime.image), options.get("pull_policy"), options.get("docker_conn_id"))
+            wanted.setdefault(key, []).append(group.task_id)
+    for (image, policy, conn_id), users in wanted.items():
+        engine = Engine(engine_url(), conn_id)
+        try:
+            ensure_image(engine, image, policy, f"job {job.name}, {', '.join(users)}")
+        finally:
+            engine.close()
 
 
 def _is_here(engine: Engine, image: str, who: object) -> bool:

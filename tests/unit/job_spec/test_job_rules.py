@@ -60,6 +60,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"runtime": {"kind": "docker", "image": "i", "python": "p"}}, 'runtime.python = "p": kind docker has no python'),
     ({"runtime": {"kind": "docker", "image": "i", "constraints": ["a"]}}, "kind docker has no constraints"),
     ({"runtime": {"kind": "docker"}}, "runtime: kind docker needs an image"),
+    ({"runtime": {"kind": "docker", "image": "i", "user": "root"}}, 'runtime.user = "root": must be uid or uid:gid'),
+    (
+        {"runtime": {"kind": "docker", "image": "i", "ulimits": {"nofile": "a"}}},
+        'runtime.ulimits.nofile = "a": must be a whole number',
+    ),
+    ({"runtime": {"read_only": True}}, "runtime.read_only = true: kind process has no read_only"),
     ({"runtime": {"kind": "podman"}}, "must be one of process, docker, swarm"),
     (
         {"replicas": {"worker": {"runtime": {"kind": "swarm"}}}},
