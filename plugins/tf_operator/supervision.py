@@ -155,6 +155,8 @@ class Watcher:
     def _arrived_late(self, cluster: Cluster) -> Outcome:
         """The job is over: never start."""
         self._program.remove_leftovers()
+        if cluster.failed_for_good(self.replica):
+            return Outcome(Result.FAILED, cluster.reason)
         text = f"the job had already {cluster.phase} when {self.replica} arrived: {cluster.reason}"
         return Outcome(Result.SUCCESS if cluster.phase is Phase.SUCCEEDED else Result.SKIPPED, text)
 
@@ -238,7 +240,7 @@ class Watcher:
         self._program.end(f"the job has {cluster.phase}: {cluster.reason}", self._member.end)
         if cluster.phase is Phase.SUCCEEDED:
             return Outcome(Result.SUCCESS, f"the job succeeded: {cluster.reason}")
-        if cluster.verdict_on(self.replica, self._member) is Verdict.FINAL:
+        if cluster.failed_for_good(self.replica):
             return Outcome(Result.FAILED, cluster.reason)
         return Outcome(Result.SKIPPED, f"stopped because the job failed: {cluster.reason}")
 

@@ -186,6 +186,15 @@ def test_arriving_after_the_end_starts_nothing_and_leaves_nothing(phase: Phase, 
     assert bench.nothing_left()
 
 
+def test_the_replica_whose_fault_ended_the_job_fails_though_its_watcher_was_replaced() -> None:
+    bench = Bench()
+    bench.finish(Phase.FAILED, "worker-1 failed: exit code 1")
+    judgement = Judgement(1, 1, Verdict.FINAL)
+    bench.channel.message = replace(bench.channel.message, verdicts={"worker-1": judgement})  # type: ignore[type-var]
+    assert bench.run() == Outcome(Result.FAILED, "worker-1 failed: exit code 1")
+    assert bench.runner.programs == []
+
+
 def test_the_owner_that_is_gone_may_have_said_its_last_word() -> None:
     bench = Bench()
 

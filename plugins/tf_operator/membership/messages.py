@@ -154,6 +154,11 @@ class Cluster:
             return judgement.verdict
         return None
 
+    def failed_for_good(self, replica: ReplicaId) -> bool:
+        """True where the replica's own fault ended the job, whichever watcher reported it."""
+        judgement = self.verdicts.get(str(replica))
+        return self.phase is Phase.FAILED and judgement is not None and judgement.verdict is Verdict.FINAL
+
     def told_to_start(self, replica: ReplicaId, member: Member) -> bool:
         """True where `member`'s program is older than the generation it must have been started in."""
         return self.launch.get(str(replica), 0) > member.generation
