@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from docker_engine import DockerEngine
 
 # Before any test module imports Airflow: it reads its configuration at import, and writes into its home.
 for name in [key for key in os.environ if key.startswith(("AIRFLOW", "VAULT_", "BAO_"))]:
@@ -11,3 +18,12 @@ for name in [key for key in os.environ if key.startswith(("AIRFLOW", "VAULT_", "
 os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="tf_operator_tests_airflow_")
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[DockerEngine]:
+    """A real Docker engine with the base image, for the whole session."""
+    from docker_engine import DockerEngine
+
+    with DockerEngine() as engine:
+        yield engine.with_base_image()

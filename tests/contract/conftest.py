@@ -6,16 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from docker_engine import DockerEngine
 
 from .process_kit import ProcessKit
-
-
-@pytest.fixture(scope="session")
-def docker_engine() -> Iterator[DockerEngine]:
-    """A real engine with the base image."""
-    with DockerEngine() as engine:
-        yield engine.with_base_image()
 
 
 @pytest.fixture(params=["process", pytest.param("docker", marks=pytest.mark.docker)])

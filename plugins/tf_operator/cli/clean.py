@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tf_operator import settings
+from tf_operator.errors import RunnerError
+from tf_operator.runners.leftovers import Leftover, leftovers
 from tf_operator.runners.leftovers import clean as remove
-from tf_operator.runners.leftovers import leftovers
 
 
 def clean(
@@ -19,16 +22,36 @@ def clean(
     ] = False,
     keep_output: Annotated[bool, typer.Option("--keep-output", help="Leave the programs' output files.")] = False,
 ) -> None:
-    """List or remove ended programs' run folders, secret files and, with --running, programs nobody watches."""
-    found = leftovers(settings.state_dir())
-    chosen = [each for each in found if running or each.state != "running"]
-    for each in found:
-        kept = "" if each in chosen else " (kept: --running would stop it)"
-        typer.echo(f"{each}{kept}")
-    if not found:
-        typer.echo(f"nothing is left in {settings.state_dir()}")
-    if yes and chosen:
-        for line in remove(settings.state_dir(), chosen, keep_output=keep_output):
-            typer.echo(line)
-    elif chosen:
-        typer.echo(f"{len(chosen)} to remove; repeat with --yes")
+    """List or remove what ended programs left: run folders, secret files, containers and networks.
+
+    With --running also programs nobody watches.
+    """
+    state_dir = settings.state_dir()
+    places = [(leftovers(state_dir), remove), *_docker(state_dir)]
+    chosen = 0
+    for found, clean_up in places:
+        wanted = [each for each in found if running or each.state != "running"]
+        chosen += len(wanted)
+        for each in found:
+            kept = "" if each in wanted else " (kept: --running would stop it)"
+            typer.echo(f"{each}{kept}")
+        if yes:
+            for line in clean_up(state_dir, wanted, keep_output):
+                typer.echo(line)
+    if not any(found for found, _ in places):
+        typer.echo(f"nothing is left in {state_dir}")
+    elif chosen and not yes:
+        typer.echo(f"{chosen} to remove; repeat with --yes")
+
+
+def _docker(state_dir: Path) -> list[tuple[list[Leftover], Callable[[Path, list[Leftover], bool], list[str]]]]:
+    """What is left on the engine, where docker jobs have run on this host."""
+    if not (state_dir / "docker").is_dir():
+        return []
+    from tf_operator.runners import docker_leftovers
+
+    try:
+        return [(docker_leftovers.leftovers(state_dir), docker_leftovers.clean)]
+    except RunnerError as error:
+        typer.echo(f"containers are not looked at: {error}")
+        return []

@@ -64,9 +64,9 @@ class DockerRunner:
     ) -> None:
         self.state_dir = state_dir.resolve() / "docker"
         self.url = url or engine_url()
-        self._engine = Engine(self.url, conn_id, patience)
-        self._containers = Containers(self._engine)
-        self._logs = Logs(self.url, self._containers, masks)
+        self.engine = Engine(self.url, conn_id, patience)
+        self.containers = Containers(self.engine)
+        self._logs = Logs(self.url, self.containers, masks)
         self._watching: dict[str, int] = {}
         self._beats: dict[str, float] = {}
         self._away_since: float | None = None
@@ -79,13 +79,13 @@ class DockerRunner:
 
     def find(self, identity: Identity) -> Handle | None:
         """The container with this identity's labels, living or ended."""
-        found = self._containers.newest(identity)
+        found = self.containers.newest(identity)
         if found is None:
             return None
         if found.state["Status"] == "created":
             # Its starter has died, or is at it under the lock.
             return None
-        return self._handle(found)
+        return self.handle_of(found)
 
     def start(self, launch: Launch, lease: Lease) -> Handle:
         """Start a container; an ended one of this identity is put on record and removed first."""
@@ -93,7 +93,7 @@ class DockerRunner:
             raise RunnerError(f"{launch.identity}: start needs a lease of this runner")
         docker_spec.check(launch)
         options = docker_spec.options_of(launch)
-        ensure_image(self._engine, docker_spec.image_of(launch), options.get("pull_policy"), launch.identity)
+        ensure_image(self.engine, docker_spec.image_of(launch), options.get("pull_policy"), launch.identity)
         folder = self._folder(launch.identity)
         try:
             folder.create()
@@ -116,7 +116,7 @@ class DockerRunner:
 
     def _clear(self, folder: RunFolder, identity: Identity) -> None:
         """Only one program may have the identity: a living one stays, anything else of ours goes."""
-        for found in self._containers.all(identity):
+        for found in self.containers.all(identity):
             status = found.state["Status"]
             if status not in (*ENDED, "created"):
                 raise IdentityHeldError(
@@ -124,19 +124,19 @@ class DockerRunner:
                 )
             if status != "created":
                 self._record(folder, found)
-            self._containers.remove(found.id)
-        self._containers.check_name(identity)
+            self.containers.remove(found.id)
+        self.containers.check_name(identity)
 
     def _launch(self, folder: RunFolder, launch: Launch) -> Handle:
         start = folder.last_start() + 1
         folder.reserve_exit(start)
         folder.touch_watched()
-        found = start_container(self._engine, self.state_dir, launch, start, launch.termination_grace + KILL_MARGIN)
+        found = start_container(self.engine, self.state_dir, launch, start, launch.termination_grace + KILL_MARGIN)
         folder.write_record({"container": found.id, "start": start, "pid": found.pid})
         self._logs.know(found.id, launch.secrets.mask)
         self._beats[found.id] = time.monotonic()
         self._watch(folder)
-        return self._handle(found)
+        return self.handle_of(found)
 
     # -- while it lives
 
@@ -146,7 +146,7 @@ class DockerRunner:
         if end := folder.exit(start):
             return Exit(**end)
         try:
-            found = self._containers.get(handle.data["container"])
+            found = self.containers.get(handle.data["container"])
         except EngineUnavailableError:
             self._be_patient()
             return None
@@ -164,9 +164,9 @@ class DockerRunner:
     def _be_patient(self) -> None:
         now = time.monotonic()
         self._away_since = self._away_since or now
-        if now - self._away_since > self._engine.patience:
+        if now - self._away_since > self.engine.patience:
             raise EngineUnavailableError(
-                f"the Docker engine at {self.url} has not answered for {self._engine.patience:g} s"
+                f"the Docker engine at {self.url} has not answered for {self.engine.patience:g} s"
             )
 
     def _beat(self, found: Found) -> None:
@@ -174,7 +174,7 @@ class DockerRunner:
         now = time.monotonic()
         if now - self._beats.get(found.id, 0.0) >= found.labels.orphan_timeout / 5:
             self._beats[found.id] = now
-            self._containers.beat(found.id)
+            self.containers.beat(found.id)
 
     def _kill_if_due(self, folder: RunFolder, found: Found, start: int) -> None:
         request = folder.stop_request(start)
@@ -182,14 +182,14 @@ class DockerRunner:
             return
         if request["grace"] > 0:
             folder.request_stop(start, **{**request, "killed": True})
-        self._containers.signal(found.id, "SIGKILL")
+        self.containers.signal(found.id, "SIGKILL")
 
     def output(self, handle: Handle, offset: int, limit: int = 65536) -> tuple[bytes, int]:
         """Masked output of this start, also after its end and its removal."""
         folder, start, container = self._folder(handle.identity), int(handle.data["start"]), handle.data["container"]
         if folder.exit(start) is None:
             with contextlib.suppress(RunnerError):
-                self._logs.tend(folder, container, lambda: self._containers.get(container))
+                self._logs.tend(folder, container, lambda: self.containers.get(container))
         data = Spool(folder.output(start)).read(offset, limit)
         return data, offset + len(data)
 
@@ -198,7 +198,7 @@ class DockerRunner:
     def stop(self, handle: Handle, grace: float) -> None:
         """Leave the request on record, send TERM; `poll` sends KILL when the grace is over, else the watchdog does."""
         folder, start = self._folder(handle.identity), int(handle.data["start"])
-        found = self._containers.get(handle.data["container"])
+        found = self.containers.get(handle.data["container"])
         if found is None or found.state["Status"] in ENDED or folder.exit(start):
             return
         earlier = folder.stop_request(start) or {}
@@ -206,29 +206,29 @@ class DockerRunner:
         if not earlier or kill_at < earlier["kill_at"]:
             folder.request_stop(start, grace, kill_at=kill_at, killed=earlier.get("killed", False))
         if found.state.get("Paused"):
-            self._containers.unpause(found.id)
+            self.containers.unpause(found.id)
         if not earlier and grace > 0:
-            self._containers.signal(found.id, "SIGTERM")
+            self.containers.signal(found.id, "SIGTERM")
             # A frozen program does not see a TERM.
-            self._containers.signal(found.id, "SIGCONT")
+            self.containers.signal(found.id, "SIGCONT")
         self._kill_if_due(folder, found, start)
 
     def remove(self, handle: Handle, keep_output: bool = True) -> None:
         """Remove container and records of this start, and the run's network with its last container."""
         folder = self._folder(handle.identity)
         self._unwatch(folder)
-        found = self._containers.get(handle.data["container"])
+        found = self.containers.get(handle.data["container"])
         if found is not None:
             if found.state["Status"] not in (*ENDED, "created"):
                 folder.create()
                 folder.request_stop(found.labels.start, 0.0, kill_at=0.0, killed=False)
-                found = self._containers.kill_and_wait(found)
+                found = self.containers.kill_and_wait(found)
             if found is not None:
                 self._record(folder, found)
-                self._containers.remove(found.id)
+                self.containers.remove(found.id)
         self._forget(folder, handle, keep_output)
         job_key = handle.identity.job_key
-        docker_network.remove_if_last(self._engine, job_key, self.state_dir, handle.identity)
+        docker_network.remove_if_last(self.engine, job_key, self.state_dir, handle.identity)
 
     def _forget(self, folder: RunFolder, handle: Handle, keep_output: bool) -> None:
         container, start = handle.data["container"], int(handle.data["start"])
@@ -259,7 +259,8 @@ class DockerRunner:
 
     # -- small parts
 
-    def _handle(self, found: Found) -> Handle:
+    def handle_of(self, found: Found) -> Handle:
+        """One of our containers in the form of the contract."""
         labels = found.labels
         record = self._folder(labels.identity).record() or {}
         pid = record.get("pid") if record.get("container") == found.id else found.pid
@@ -290,7 +291,7 @@ class DockerRunner:
         self._logs.close()
         while self._watching:
             os.close(self._watching.popitem()[1])
-        self._engine.close()
+        self.engine.close()
 
     def _folder(self, identity: Identity) -> RunFolder:
         return RunFolder(self.state_dir, identity.key)

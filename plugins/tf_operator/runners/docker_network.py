@@ -20,14 +20,14 @@ WAIT = 60.0
 
 
 @contextlib.contextmanager
-def alone(state_dir: Path, identity: Identity) -> Iterator[None]:
+def alone(state_dir: Path, job_key: str, who: object) -> Iterator[None]:
     """Nobody else on this host makes, fills or removes the run's network meanwhile."""
     folder = state_dir / "locks"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / f"{identity.job_key}.network"
+    path = folder / f"{job_key}.network"
     descriptor = locks.acquire(path, wait=WAIT)
     if descriptor is None:
-        raise RunnerError(f"{identity}: the run's network has been locked for {WAIT:g} s ({path}): see who with fuser")
+        raise RunnerError(f"{who}: the run's network has been locked for {WAIT:g} s ({path}): see who with fuser")
     try:
         yield
     finally:
@@ -48,19 +48,22 @@ def ensure(engine: Engine, identity: Identity) -> str:
     return engine.call(f"{identity}: making the run's network", ask, patient=True)
 
 
-def remove_if_last(engine: Engine, job_key: str, state_dir: Path, identity: Identity) -> None:
-    """Remove the run's network unless a container of the run is left. Absence is normal."""
+def remove_if_last(engine: Engine, job_key: str, state_dir: Path, who: object) -> bool:
+    """Remove the run's network unless a container of the run is left; True if that was done. Absence is normal."""
 
-    def ask(api: Client) -> None:
+    def ask(api: Client) -> bool:
         if api.containers(all=True, filters=_ours(job_key), quiet=True):
-            return
-        for network in api.networks(filters=_ours(job_key)):
+            return False
+        networks = api.networks(filters=_ours(job_key))
+        for network in networks:
             with contextlib.suppress(NotFound):
                 _remove(api, network["Id"])
+        return bool(networks)
 
-    with alone(state_dir, identity):
-        engine.call(f"{identity}: removing the run's network", ask)
+    with alone(state_dir, job_key, who):
+        done = engine.call(f"{who}: removing the run's network", ask)
         (state_dir / "locks" / f"{job_key}.network").unlink(missing_ok=True)
+    return done
 
 
 def _remove(api: Client, network: str) -> None:

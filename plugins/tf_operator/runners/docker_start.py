@@ -31,7 +31,7 @@ def start_container(engine: Engine, state_dir: Path, launch: Launch, start: int,
     labels = docker_spec.labels_of(launch, start)
     config, host = docker_spec.config_of(launch, labels), docker_spec.host_config_of(launch)
     script = docker_entry.hand_over(launch, labels[f"{docker_spec.LABEL}.mark"], kill_after)
-    with docker_network.alone(state_dir, launch.identity):
+    with docker_network.alone(state_dir, launch.identity.job_key, launch.identity):
         network = docker_network.ensure(engine, launch.identity)
         container = _create(engine, launch, config, host, network)
     try:

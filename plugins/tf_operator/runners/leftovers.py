@@ -47,12 +47,12 @@ def _leftovers(state_dir: Path) -> Iterator[Leftover]:
     runs = state_dir / "runs"
     for path in sorted(runs.iterdir()) if runs.is_dir() else ():
         folder = RunFolder(state_dir, path.name)
-        if not _is_watched(folder):
+        if not is_watched(folder):
             yield _describe(folder)
 
 
-def _is_watched(folder: RunFolder) -> bool:
-    """Watchers share a lock: the kernel knows whether one lives, no clock does."""
+def is_watched(folder: RunFolder) -> bool:
+    """Whether a process of this host watches: they share a lock, and the kernel knows whether one lives."""
     if not folder.watched.exists():
         return False
     descriptor = locks.acquire(folder.watched)
@@ -93,7 +93,7 @@ def clean(state_dir: Path, chosen: Iterable[Leftover], keep_output: bool = False
 
 
 def _clean_one(runner: ProcessRunner, folder: RunFolder, leftover: Leftover, keep_output: bool) -> str:
-    if _is_watched(folder):
+    if is_watched(folder):
         return f"{leftover}: left alone, somebody watches it again"
     try:
         record = folder.record()
