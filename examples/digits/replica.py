@@ -69,8 +69,8 @@ def options(about: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--batch-size", type=int, default=32, help="of each replica that trains")
     parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to wait after each step")
-    parser.add_argument("--data", type=Path, default=os.environ.get("DIGITS_DATA"))
-    parser.add_argument("--model-dir", type=Path, default=os.environ.get("TF_OPERATOR_MODEL_DIR"))
+    parser.add_argument("--data", type=Path, default=os.environ.get("DIGITS_DATA") or None)
+    parser.add_argument("--model-dir", type=Path, default=os.environ.get("TF_OPERATOR_MODEL_DIR") or None)
     return parser
 
 

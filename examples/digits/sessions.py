@@ -59,6 +59,7 @@ class Progress(v1.train.SessionRunHook):  # type: ignore[misc,name-defined]
             self.after_step = tf.identity(self.global_step.read_value())
         self.loss, self.accuracy, self.args, self.leads = loss, accuracy, args, leads
         self.step = self.restored = self.said = 0
+        self.last_loss = 0.0
         self.measured: dict[str, Any] = {}
 
     def after_create_session(self, session: Any, coord: Any) -> None:
@@ -72,12 +73,17 @@ class Progress(v1.train.SessionRunHook):  # type: ignore[misc,name-defined]
         return v1.train.SessionRunArgs([self.after_step, self.loss])
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Say a line every --save-every global steps."""
+        """Say a line every --save-every global steps. The leader's come from `saved`."""
         step, loss = run_values.results
-        self.step = int(step)
-        if self.step // self.args.save_every != self.said:
+        self.step, self.last_loss = int(step), float(loss)
+        if not self.leads and self.step // self.args.save_every != self.said:
             self.said = self.step // self.args.save_every
-            say(f"step {self.step} loss {float(loss):.4f}")
+            say(f"step {self.step} loss {self.last_loss:.4f}")
+
+    def saved(self, step: int) -> None:
+        """Say what is saved: it will not be trained again."""
+        if step > self.restored:
+            say(f"step {step} loss {self.last_loss:.4f}")
 
     def end(self, session: Any) -> None:
         """Measure, as the last thing the session does."""
@@ -88,6 +94,17 @@ class Progress(v1.train.SessionRunHook):  # type: ignore[misc,name-defined]
             "restored_step": self.restored,
             "tensorflow": tf.__version__,
         }
+
+
+class SaySaved(v1.train.CheckpointSaverListener):  # type: ignore[misc,name-defined]
+    """Tells Progress of each checkpoint."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def after_save(self, session: Any, global_step_value: Any) -> None:
+        """Called by the hook that saved."""
+        self.progress.saved(int(global_step_value))
 
 
 class FollowerSession(v1.train.SessionCreator):  # type: ignore[misc,name-defined]
@@ -111,17 +128,22 @@ class FollowerSession(v1.train.SessionCreator):  # type: ignore[misc,name-define
         return manager.wait_for_session(self.master, self.config, max_wait_secs=PATIENCE_S)
 
 
-def leader_session(master: str, args: argparse.Namespace, hooks: list[Any], config: Any = None) -> Any:
+def leader_session(master: str, progress: Progress, hooks: list[Any], config: Any = None) -> Any:
     """Return a session that makes or restores the variables and saves a checkpoint every --save-every steps.
 
     It survives the loss of a ps or worker: TensorFlow makes it anew and restores the last checkpoint.
     """
+    folder, every, scaffold = str(progress.args.model_dir), progress.args.save_every, v1.train.Scaffold()
+    saver = v1.train.CheckpointSaverHook(folder, save_steps=every, scaffold=scaffold, listeners=[SaySaved(progress)])
     return v1.train.MonitoredTrainingSession(
         master,
         is_chief=True,
-        checkpoint_dir=str(args.model_dir),
-        hooks=hooks,
-        save_checkpoint_steps=args.save_every,
+        checkpoint_dir=folder,
+        scaffold=scaffold,
+        chief_only_hooks=[saver],
+        hooks=[progress, *hooks],
+        save_checkpoint_secs=None,
+        save_checkpoint_steps=None,
         save_summaries_steps=None,
         log_step_count_steps=None,
         # It would wait two minutes for SyncReplicasOptimizer's thread, which waits for gradients that never come.
@@ -130,9 +152,9 @@ def leader_session(master: str, args: argparse.Namespace, hooks: list[Any], conf
     )
 
 
-def follower_session(master: str, hooks: list[Any], config: Any = None) -> Any:
+def follower_session(master: str, progress: Progress, hooks: list[Any], config: Any = None) -> Any:
     """Return a session that works on the leader's variables."""
-    return v1.train.MonitoredSession(FollowerSession(master, v1.train.Scaffold(), config), hooks)
+    return v1.train.MonitoredSession(FollowerSession(master, v1.train.Scaffold(), config), [progress, *hooks])
 
 
 def train_to(session: Any, progress: Progress, train: Any) -> None:

@@ -16,8 +16,8 @@ from digits.data import Digits
 from digits.replica import LEARNING_RATE, Task, inputs, run, serve, start_server, stepwise, task, write_result
 
 
-def build(args: argparse.Namespace, place: Task, digits: Digits) -> tuple[Any, list[Any]]:
-    """Make this replica's graph; return its training step and the session's hooks, Progress the first of them."""
+def build(args: argparse.Namespace, place: Task, digits: Digits) -> tuple[Any, Any, list[Any]]:
+    """Make this replica's graph; return its training step, its progress, and the optimizer's hooks."""
     from digits.sessions import Progress, make_accuracy, make_weights, random_loss, tf, v1
 
     own = f"/job:{place.kind}/task:{place.index}"
@@ -33,7 +33,7 @@ def build(args: argparse.Namespace, place: Task, digits: Digits) -> tuple[Any, l
         if args.sync:
             hooks.append(optimizer.make_session_run_hook(place.leads))
         progress = Progress(train, loss, make_accuracy(weights, digits), args, place.leads)
-    return train, [progress, *hooks]
+    return train, progress, hooks
 
 
 def follow(args: argparse.Namespace, place: Task, digits: Digits) -> None:
@@ -43,10 +43,9 @@ def follow(args: argparse.Namespace, place: Task, digits: Digits) -> None:
     # This replica needs the ps and itself: it must not wait for other workers, or be ended by their loss.
     config = v1.ConfigProto(device_filters=["/job:ps", f"/job:{place.kind}/task:{place.index}"])
     master = start_server(place, config).target
-    train, hooks = build(args, place, digits)
-    progress = hooks[0]
-    make = leader_session(master, args, hooks, config) if place.leads else follower_session(master, hooks, config)
-    with make as session:
+    train, progress, hooks = build(args, place, digits)
+    open_session = leader_session if place.leads else follower_session
+    with open_session(master, progress, hooks, config) as session:
         train_to(session, progress, train)
         # SyncReplicasOptimizer's thread is cancelled with the session, and would report that as an error.
         threading.excepthook = lambda _: None

@@ -31,7 +31,7 @@ def lead(args: argparse.Namespace, place: Task, digits: Digits) -> None:
     optimizer = v1.train.GradientDescentOptimizer(LEARNING_RATE)
     train = optimizer.minimize(loss, global_step=step, colocate_gradients_with_ops=True)
     progress = Progress(train, loss, accuracy, args)
-    with leader_session(master, args, [progress]) as session:
+    with leader_session(master, progress, []) as session:
         train_to(session, progress, train)
     write_result(progress.measured)
 

@@ -55,6 +55,7 @@ class Replicas:
     def start(self, *args: str, only: Iterable[str] | None = None, **env: str) -> None:
         """Start replicas, all of them by default."""
         for name in self.names if only is None else only:
+            assert name not in self.running or self.running[name].poll() is not None, f"{name} is still running"
             self.starts[name] = self.starts.get(name, 0) + 1
             with self._log_file(name).open("wb") as out:
                 self.running[name] = subprocess.Popen(
