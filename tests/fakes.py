@@ -143,7 +143,8 @@ class FakeRunner:
         return handle
 
     def _of(self, handle: Handle) -> FakeProgram:
-        return self.programs[handle.data["number"]]
+        number: int = handle.data["number"]
+        return self.programs[number]
 
     def poll(self, handle: Handle) -> Exit | None:
         self._called("poll")

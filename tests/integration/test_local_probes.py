@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +237,7 @@ def test_a_killed_program_comes_back_as_the_table_says(make: Make, kill: str) ->
     bench.start()
     before = bench.running(kill)
     for name in ("chief-0", "worker-0", "worker-1", "ps-0"):
-        wait_until(f"{name} to have begun", lambda name=name: bench.starts(name))
+        wait_until(f"{name} to have begun", partial(bench.starts, name))
     os.kill(before.pid, signal.SIGKILL)
     after = wait_for_change(bench, kill, before.incarnation)
     assert after.address == before.address

@@ -94,9 +94,10 @@ class Bench:
     def _kill() -> None:
         raise Killed
 
-    def after(self, seconds: float, event: Callable[[], Any]) -> None:
+    def after(self, seconds: float, *events: Callable[[], Any]) -> None:
         """Let something happen so many seconds from now."""
-        self.clock.at(self.clock.now - 1000.0 + seconds, event)
+        for event in events:
+            self.clock.at(self.clock.now - 1000.0 + seconds, event)
 
     def say(self, **change: Any) -> None:
         """The owner's message changes."""
@@ -293,7 +294,7 @@ def test_what_a_stopped_program_printed_last_is_in_the_log() -> None:
 
 def test_a_program_that_ignores_term_is_killed_in_bounded_time() -> None:
     bench = Bench()
-    bench.after(10, lambda: (setattr(bench.program, "stops_after", 1e9), bench.finish()))
+    bench.after(10, lambda: setattr(bench.program, "stops_after", 1e9), lambda: bench.finish())
     assert bench.run().result is Result.SUCCESS
     assert bench.clock.now - 1010 < 50
     assert bench.nothing_left()
@@ -480,10 +481,10 @@ def test_a_superseded_watcher_neither_starts_nor_removes_in_the_seconds_before_i
     bench = Bench()
     if moment == "start":
         bench.say(phase=Phase.FORMING)
-        bench.after(1.5, lambda: (bench.store.set("watcher", "newer"), bench.say(phase=Phase.RUNNING)))
+        bench.after(1.5, lambda: bench.store.set("watcher", "newer"), lambda: bench.say(phase=Phase.RUNNING))
     else:
         bench.after(5.3, lambda: bench.end(Exit(code=3)))
-        bench.after(6.3, lambda: (bench.store.set("watcher", "newer"), bench.judge(Verdict.RETRY)))
+        bench.after(6.3, lambda: bench.store.set("watcher", "newer"), lambda: bench.judge(Verdict.RETRY))
     assert bench.run().result is Result.SUPERSEDED
     assert all(program.removed is None for program in bench.runner.programs)
     assert len(bench.runner.programs) == (0 if moment == "start" else 1)
@@ -515,9 +516,9 @@ def test_stop_by_person_finds_a_program_it_never_saw() -> None:
 
 def test_an_outage_leaves_the_program_alone_and_loses_nothing() -> None:
     bench = Bench()
-    bench.after(5, lambda: (setattr(bench.channel, "down", True), setattr(bench.store, "down", True)))
+    bench.after(5, lambda: setattr(bench.channel, "down", True), lambda: setattr(bench.store, "down", True))
     bench.after(300, lambda: setattr(bench.program, "output", b"in the dark\n"))
-    bench.after(900, lambda: (setattr(bench.channel, "down", False), setattr(bench.store, "down", False)))
+    bench.after(900, lambda: setattr(bench.channel, "down", False), lambda: setattr(bench.store, "down", False))
     bench.after(950, bench.finish)
     assert bench.run().result is Result.SUCCESS
     assert bench.output == ["in the dark"]
@@ -552,9 +553,14 @@ def test_after_a_long_outage_an_ended_program_is_left_for_the_next_try() -> None
 def test_a_store_that_fails_at_the_start_starts_later_and_leaves_no_device() -> None:
     bench = Bench(make_job(gpus=1))
     leases: list[FakeDevices] = []
-    bench.devices = lambda: leases.append(FakeDevices()) or leases[-1]
+
+    def lease() -> FakeDevices:
+        leases.append(FakeDevices())
+        return leases[-1]
+
+    bench.devices = lease
     bench.say(phase=Phase.FORMING)
-    bench.after(3, lambda: (setattr(bench.store, "down", True), bench.say(phase=Phase.RUNNING)))
+    bench.after(3, lambda: setattr(bench.store, "down", True), lambda: bench.say(phase=Phase.RUNNING))
     bench.after(30, lambda: setattr(bench.store, "down", False))
     bench.after(40, bench.finish)
     assert bench.run().result is Result.SUCCESS

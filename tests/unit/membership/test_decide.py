@@ -16,7 +16,8 @@ from tf_operator.runners.base import Exit
 
 def test_nothing_opens_before_everybody_stands_ready() -> None:
     job = make_job(worker=1)
-    cluster, timers, members = begin(job, "a1"), Timers(), {}
+    cluster, timers = begin(job, "a1"), Timers()
+    members: dict[ReplicaId, Member] = {}
     for number, replica in enumerate(job.replicas):
         cluster, timers = decide(job, cluster, timers, Facts(0.0, members))
         assert cluster.phase is Phase.FORMING
@@ -80,7 +81,7 @@ def test_types_of_count_zero_are_nowhere() -> None:
         ({"chief": 0, "worker": 0, "ps": 1}, "all_workers", ["ps-0"]),
     ],
 )
-def test_success_is_the_deciders(counts: dict[str, int], policy: str, expected: list[str]) -> None:
+def test_success_is_the_deciders(counts: dict[str, Any], policy: str, expected: list[str]) -> None:
     world = World(make_job(**counts, success_policy=policy, strategy="none"))
     assert [str(r) for r in deciders(world.job)] == expected
     for name in map(str, world.job.replicas):

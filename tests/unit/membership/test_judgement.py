@@ -377,3 +377,17 @@ def test_an_end_is_judged_once() -> None:
     assert world.cluster.phase is Phase.RUNNING
     assert world.cluster.generation == 1
     assert len(world.cluster.verdicts) == 1
+
+
+def test_a_stopped_replica_that_vanishes_while_the_generation_forms_loses_nothing() -> None:
+    world = World(make_job())
+    world.end("ps-0", KILLED)
+    world.settle()
+    world.come_back("chief-0")
+    world.step()
+    assert world.cluster.reason == "ps-0 failed: exit code 137 (SIGKILL)"
+    assert world.cluster.lost == ("ps-0",)
+    world.come_back("ps-0")
+    world.settle()
+    assert world.is_running()
+    assert world.cluster.restarts == 1
