@@ -1,4 +1,4 @@
-"""Plugin import and DAG parse time: `python benchmarks/parse.py [files]`. The aim: 100 job files in under 2 s on 2 cores.
+"""Plugin import and DAG parse time: `python benchmarks/parse.py [files]`. Aim: 100 job files in under 2 s on 2 cores.
 
 Each figure is the median of 5 fresh processes, in which Airflow itself is loaded already, as in its DAG processor.
 """
