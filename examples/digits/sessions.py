@@ -140,8 +140,8 @@ def leader_session(master: str, progress: Progress, hooks: list[Any], config: An
         is_chief=True,
         checkpoint_dir=folder,
         scaffold=scaffold,
-        chief_only_hooks=[saver],
-        hooks=[progress, *hooks],
+        # In this order: a new session saves what it has restored, and Progress must know by then that this is not new.
+        hooks=[progress, *hooks, saver],
         save_checkpoint_secs=None,
         save_checkpoint_steps=None,
         save_summaries_steps=None,

@@ -136,12 +136,12 @@ def test_between_graph_with_a_chief_goes_on_when_a_replica_comes_back(make: Make
 
 def check_that_it_heals_by_itself(replicas: Replicas, form: Form, lost: str) -> None:
     """Kill one replica, start it again at its address, and nothing else: the job goes on, none of the others ends."""
-    replicas.start(*form.args, "--step-delay=0.05")
+    replicas.start(*form.args, "--step-delay=0.04")
     for name in (form.leader, *form.ends_by_itself):
         replicas.await_step(name, 50)
     replicas.await_step(form.leader, 100)
     replicas.kill(lost)
-    replicas.start(*form.args, "--step-delay=0.05", only=[lost])
+    replicas.start(*form.args, "--step-delay=0.04", only=[lost])
     finish(replicas, form)
     assert replicas.starts == {name: 1 + (name == lost) for name in replicas.names}
     if lost == form.leader:
@@ -185,6 +185,7 @@ def test_what_was_trained_is_not_trained_again(make: Make, name: str) -> None:
     assert replicas.result() == first | {"restored_step": first["steps"]}
 
 
+@pytest.mark.long
 def test_mirrored_workers_that_share_no_model_dir_say_so(make: Make, tmp_path: Path) -> None:
     replicas = make("mwms")
     replicas.start("--steps=50", "--save-every=50")
