@@ -111,9 +111,11 @@ class DockerEngine:
         try:
             with socket.socket(socket.AF_UNIX) as probe:
                 probe.connect(str(self.socket))
-        except OSError:
+            return bool(self.api.ping())
+        except (OSError, docker.errors.DockerException):
+            # A socket a killed daemon left, or one that is not served yet.
+            self._close()
             return False
-        return bool(self.api.ping())
 
     def stop(self) -> None:
         """SIGTERM, as `systemctl stop` sends."""
@@ -126,6 +128,8 @@ class DockerEngine:
         self.process.wait(60)
         self._close()
         (self.root / "pid").unlink(missing_ok=True)
+        # Its containerd dies with it. Where nothing reaps orphans it stays as a zombie, and is taken for a living one.
+        (self.root / "exec/containerd/containerd.pid").unlink(missing_ok=True)
 
     def inside(self, *command: str, **options: Any) -> subprocess.Popen[bytes]:
         """Start a process in the engine's network namespace."""

@@ -29,9 +29,9 @@ def engine_url() -> str:
     return settings.get("docker_url") or os.environ.get("DOCKER_HOST") or SOCKET
 
 
-def connect(url: str, conn_id: str | None = None) -> Client:
+def connect(url: str, conn_id: str | None = None, doing: str = "connecting") -> Client:
     """A client; with `conn_id` through Airflow's Docker hook, logged in to that connection's registry."""
-    reach(url)
+    reach(url, doing)
     tls = kwargs_from_env().get("tls") if not url.startswith("unix") else None
     try:
         if conn_id:
@@ -43,10 +43,10 @@ def connect(url: str, conn_id: str | None = None) -> Client:
             return hook.get_conn()
         return docker.APIClient(base_url=url, version="auto", tls=tls or False, timeout=TIMEOUT)
     except (DockerException, requests.RequestException) as error:
-        raise explain(error, "connecting", url) from error
+        raise explain(error, doing, url) from error
 
 
-def reach(url: str) -> None:
+def reach(url: str, doing: str = "connecting") -> None:
     """Connect to a local engine's socket, for an error that says which of its reasons it is; the SDK's has lost it."""
     kind, _, path = url.partition("://")
     if kind != "unix":
@@ -56,7 +56,7 @@ def reach(url: str) -> None:
         try:
             probe.connect(path)
         except OSError as error:
-            raise explain(error, "connecting", url) from error
+            raise explain(error, doing, url) from error
 
 
 class Engine:
@@ -85,7 +85,7 @@ class Engine:
     def _once(self, doing: str, ask: Callable[[Client], T]) -> T:
         try:
             if self._client is None:
-                self._client = connect(self.url, self.conn_id)
+                self._client = connect(self.url, self.conn_id, doing)
             return ask(self._client)
         except NotFound:
             raise

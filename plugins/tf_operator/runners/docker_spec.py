@@ -22,6 +22,8 @@ PORT = 2222
 """Every replica has a network address of its own, so all may use the one port TensorFlow's documents use."""
 DEFAULT_UID = 10001
 """Who programs run as where the worker is root."""
+SYSTEM = ("", "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr")
+"""Top directories every image has of its own."""
 LOG_CONFIG: dict[str, Any] = {"type": "local", "config": {"max-size": "64m", "max-file": "4", "compress": "false"}}
 """The engine's copy of the output, bounded. Ours is complete unless nobody reads while 192 MiB are printed.
 
@@ -198,7 +200,7 @@ def host_config_of(launch: Launch) -> dict[str, Any]:
 def mounts_of(launch: Launch) -> list[dict[str, Any]]:
     """The job's own mounts, the working directory to read, the model directory to write, each at the same path."""
     wanted: dict[str, dict[str, Any]] = {}
-    if Path(launch.working_dir).is_dir():
+    if is_mounted(launch.working_dir):
         wanted[launch.working_dir] = _bind(launch.working_dir, launch.working_dir, read_only=True)
     if model_dir := launch.env.get("TF_OPERATOR_MODEL_DIR"):
         wanted[model_dir] = _bind(model_dir, model_dir, read_only=False)
@@ -211,6 +213,13 @@ def mounts_of(launch: Launch) -> list[dict[str, Any]]:
         if not Path(mount["source"]).exists():
             raise LaunchError(f"{launch.identity}: mount {mount['source']}: there is no such path on this host")
     return mounts
+
+
+def is_mounted(working_dir: str) -> bool:
+    """Whether it is this host's: not the image's, and no part of the system, which would hide the image's own."""
+    path = Path(os.path.normpath(working_dir))
+    top = path.parts[1] if len(path.parts) > 1 else ""
+    return path.is_dir() and top not in SYSTEM
 
 
 def _bind(source: str, target: str, read_only: bool) -> dict[str, Any]:

@@ -31,22 +31,30 @@ def start_container(engine: Engine, state_dir: Path, launch: Launch, start: int,
     labels = docker_spec.labels_of(launch, start)
     config, host = docker_spec.config_of(launch, labels), docker_spec.host_config_of(launch)
     script = docker_entry.hand_over(launch, labels[f"{docker_spec.LABEL}.mark"], kill_after)
-    with docker_network.alone(state_dir, launch.identity.job_key, launch.identity):
-        network = docker_network.ensure(engine, launch.identity)
-        container = _create(engine, launch, config, host, network)
+    container = None
     try:
+        with docker_network.alone(state_dir, launch.identity.job_key, launch.identity):
+            network = docker_network.ensure(engine, launch.identity)
+            container = _create(engine, launch, config, host, network)
         _check_working_dir(engine, launch, container)
         engine.call(f"{launch.identity}: starting its container", lambda api: _start(api, container, script))
         found = Found(engine.call(f"{launch.identity}: inspect", lambda api: api.inspect_container(container)))
         _hold_devices(engine, launch, found)
         return found
     except BaseException as error:
-        with contextlib.suppress(RunnerError, NotFound):
-            engine.call("removing", lambda api: api.remove_container(container, force=True, v=True))
-            docker_network.remove_if_last(engine, launch.identity.job_key, state_dir, launch.identity)
+        _undo(engine, state_dir, launch, container)
         if isinstance(error, NotFound):
             raise RunnerError(f"{launch.identity}: its container was removed while it was started") from error
         raise
+
+
+def _undo(engine: Engine, state_dir: Path, launch: Launch, container: str | None) -> None:
+    """Leave nothing half-made; what cannot be removed now is found by label at the next start, or by clean."""
+    with contextlib.suppress(RunnerError, NotFound):
+        if container:
+            engine.call("removing", lambda api: api.remove_container(container, force=True, v=True))
+    with contextlib.suppress(RunnerError, NotFound):
+        docker_network.remove_if_last(engine, launch.identity.job_key, state_dir, launch.identity)
 
 
 def _create(engine: Engine, launch: Launch, config: dict[str, Any], host: dict[str, Any], network: str) -> str:
@@ -85,9 +93,9 @@ def _start(api: Client, container: str, script: bytes) -> None:
 
 
 def _check_working_dir(engine: Engine, launch: Launch, container: str) -> None:
-    """On this host it is mounted; else the image, or a mount of the job's, must have it."""
+    """Where it is this host's it is mounted; else the image, or a mount of the job's, must have it."""
     path = launch.working_dir
-    if Path(path).is_dir():
+    if docker_spec.is_mounted(path):
         return
 
     def ask(api: Client) -> int:

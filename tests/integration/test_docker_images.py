@@ -1,0 +1,164 @@
+"""Images and their absence, told apart (C-35); a full disk (C-38)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract.docker_kit import DockerKit
+from docker_engine import IMAGE, DockerEngine, registry
+
+from tf_operator.errors import EngineUnavailableError, ImageError, LaunchError, RunnerError
+from tf_operator.runners.base import Exit
+from tf_operator.runners.docker_engine import Engine
+from tf_operator.runners.docker_images import ensure_image
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture
+def kit(tmp_path: Path, docker_engine: DockerEngine) -> Iterator[DockerKit]:
+    """The docker runner on an empty host."""
+    made = DockerKit(tmp_path, docker_engine)
+    yield made
+    made.close()
+
+
+def use(image: str, policy: str | None = None) -> dict[str, Any]:
+    """A launch's runtime."""
+    return {"runtime": {"image": image, "options": {"pull_policy": policy}}}
+
+
+def small_image(engine: DockerEngine, name: str) -> None:
+    """A layer that exists nowhere else, on top of nothing."""
+    text = f'FROM {IMAGE}\nRUN echo "{name}" >/own\n'
+    done = list(
+        engine.api.build(fileobj=io.BytesIO(text.encode()), tag=name, rm=True, decode=True, network_mode="none")
+    )
+    assert not any("error" in step for step in done), done[-1]
+
+
+def test_an_image_that_only_a_registry_has_is_pulled(kit: DockerKit) -> None:
+    with registry(kit.engine) as host:
+        name = f"{host}/team/digits:1"
+        small_image(kit.engine, name)
+        assert not any("error" in step for step in kit.engine.api.push(name, stream=True, decode=True))
+        kit.engine.api.remove_image(name)
+        handle = kit.start("cat", "/own", **use(name))
+        assert kit.wait(handle) == Exit(code=0)
+        assert kit.output(handle) == f"{name}\n".encode()
+        with pytest.raises(ImageError, match=rf"chief-0: pulling image {host}/team/digits:2: there is no such image"):
+            kit.start("true", identity=kit.identity("chief"), **use(f"{host}/team/digits:2"))
+    # What is here needs no registry; what must be fetched does, and may be had later.
+    assert kit.wait(kit.start("true", **use(name))).code == 0
+    for wanted, policy in ((f"{host}/team/digits:3", None), (name, "always")):
+        with pytest.raises(RunnerError, match=rf"{wanted}: the registry cannot be reached now: .*refused") as raised:
+            kit.start("true", identity=kit.identity("chief"), **use(wanted, policy))
+        assert not isinstance(raised.value, ImageError)
+    assert {one["Labels"]["tf_operator.role"] for one in kit.engine.containers()} == {"worker"}
+    kit.engine.api.remove_image(name, force=True)
+
+
+def test_never_is_never(kit: DockerKit) -> None:
+    with pytest.raises(ImageError, match=r"worker-0: image nobody/has:1 is not on this host.*pull_policy is never"):
+        kit.start("true", **use("nobody/has:1", "never"))
+    assert (kit.engine.containers(), kit.engine.networks()) == ([], [])
+
+
+def test_an_image_without_a_shell_is_told(kit: DockerKit) -> None:
+    empty = kit.engine.api.import_image_from_data(b"\0" * 10240, repository="tf-operator-test", tag="empty")
+    assert empty
+    handle = kit.start("true", working_dir="/", **use("tf-operator-test:empty"))
+    assert kit.wait(handle).code == 127
+    assert b"exec /bin/sh failed: No such file" in kit.output(handle)
+    kit.engine.api.remove_image("tf-operator-test:empty", force=True)
+
+
+def test_a_dead_engine_and_a_forbidden_one_are_told_apart(tmp_path: Path, docker_engine: DockerEngine) -> None:
+    with pytest.raises(EngineUnavailableError, match=r"worker-0: .*does not answer: No such file or directory"):
+        ensure_image(Engine(f"unix://{tmp_path}/none.sock", patience=0), "a:1", None, "worker-0")
+    docker_engine.root.chmod(0o711)
+    script = (
+        "import sys\nfrom tf_operator.errors import TfOperatorError\n"
+        "from tf_operator.runners.docker_engine import reach\n"
+        "try: reach(sys.argv[1])\n"
+        "except TfOperatorError as error: print(type(error).__name__, error)\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", script, docker_engine.url], user=12345, group=12345, extra_groups=[], capture_output=True
+    )
+    assert answer.stdout.startswith(b"RunnerError connecting: permission denied on "), answer
+    assert b"group that owns" in answer.stdout
+
+
+# -- a full disk
+
+
+@pytest.fixture(scope="module")
+def small_engine() -> Iterator[DockerEngine]:
+    """An engine whose data root has little room."""
+    with DockerEngine(data_size="600m") as engine:
+        yield engine.with_base_image()
+
+
+@contextlib.contextmanager
+def filled(folder: Path) -> Iterator[None]:
+    """Not a byte left."""
+    file = folder / "filler"
+    subprocess.run(["dd", "if=/dev/zero", f"of={file}", "bs=64k"], capture_output=True, check=False)
+    try:
+        yield
+    finally:
+        file.unlink()
+
+
+def test_a_full_data_root_is_told_with_its_place_and_nothing_stays(tmp_path: Path, small_engine: DockerEngine) -> None:
+    kit = DockerKit(tmp_path, small_engine)
+    with filled(small_engine.root / "data"):
+        with pytest.raises(
+            RunnerError, match=r"worker-0: (creating|making|starting).*no space left on device"
+        ) as raised:
+            kit.start("true")
+        assert "data root" in str(raised.value)
+        assert kit.engine.containers() == []
+    assert kit.wait(kit.start("true")) == Exit(code=0)
+    kit.close()
+
+
+def test_a_full_data_root_while_it_runs_does_not_decide_its_end(tmp_path: Path, small_engine: DockerEngine) -> None:
+    kit = DockerKit(tmp_path, small_engine)
+    go_on = tmp_path / "go-on"
+    handle = kit.start("--print", "text:before", "--wait-file", str(go_on), "--exit", "3")
+    kit.wait_output(handle, b"before\n")
+    with filled(small_engine.root / "data"):
+        go_on.touch()
+        assert kit.wait(handle, 30).code == 3
+    kit.runner.remove(handle)
+    assert (kit.engine.containers(), kit.engine.networks()) == ([], [])
+    kit.close()
+
+
+def test_a_full_work_dir_is_told_and_the_retry_runs(tmp_path: Path, docker_engine: DockerEngine) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
+    kit = DockerKit(tmp_path, docker_engine)
+    try:
+        make, (_, url) = kit.recipe
+        runner = make(disk, url)
+        launch = kit.launch("true")
+        with filled(disk), pytest.raises(LaunchError, match="no space left on device"):
+            runner.start(launch, runner.reserve(launch.identity, None))
+        assert kit.engine.containers() == []
+        handle = runner.start(launch, runner.reserve(launch.identity, None))
+        kit.runner = runner
+        assert kit.wait(handle) == Exit(code=0)
+    finally:
+        kit.close()
+        subprocess.run(["umount", "-l", str(disk)], check=True)
