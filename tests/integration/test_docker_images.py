@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from docker_engine import IMAGE, DockerEngine, registry
 
 from tf_operator.errors import EngineUnavailableError, ImageError, LaunchError, RunnerError
 from tf_operator.runners.base import Exit
-from tf_operator.runners.docker_engine import Engine
+from tf_operator.runners.docker_engine import Engine, reach
 from tf_operator.runners.docker_images import ensure_image
 
 pytestmark = pytest.mark.docker
@@ -84,17 +84,29 @@ def test_a_dead_engine_and_a_forbidden_one_are_told_apart(tmp_path: Path, docker
     with pytest.raises(EngineUnavailableError, match=r"worker-0: .*does not answer: No such file or directory"):
         ensure_image(Engine(f"unix://{tmp_path}/none.sock", patience=0), "a:1", None, "worker-0")
     docker_engine.root.chmod(0o711)
-    script = (
-        "import sys\nfrom tf_operator.errors import TfOperatorError\n"
-        "from tf_operator.runners.docker_engine import reach\n"
-        "try: reach(sys.argv[1])\n"
-        "except TfOperatorError as error: print(type(error).__name__, error)\n"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", script, docker_engine.url], user=12345, group=12345, extra_groups=[], capture_output=True
-    )
-    assert answer.stdout.startswith(b"RunnerError connecting: permission denied on "), answer
-    assert b"group that owns" in answer.stdout
+    text = as_somebody_else(lambda: reach(docker_engine.url, "worker-0: starting"))
+    assert text.startswith(f"RunnerError: worker-0: starting: permission denied on {docker_engine.url}: ")
+    assert "group that owns" in text
+
+
+def as_somebody_else(act: Callable[[], object]) -> str:
+    """What error an act gives another user."""
+    receive, send = os.pipe()
+    if os.fork() == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(12345, 12345, 12345)
+            os.setresuid(12345, 12345, 12345)
+            act()
+        except Exception as error:
+            os.write(send, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(send)
+    with os.fdopen(receive) as answer:
+        text = answer.read()
+    os.wait()
+    return text
 
 
 # -- a full disk
