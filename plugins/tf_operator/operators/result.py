@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import Any
 
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from tf_operator import airflow_io
+from tf_operator.errors import JobError
 from tf_operator.host import runner_for
 from tf_operator.membership import Cluster, Phase
 from tf_operator.plan import GroupRef, Plan
-from tf_operator.program import result_path
+from tf_operator.program import read_result, result_path
 
 
 class ResultOperator(BaseOperator):
@@ -62,15 +62,10 @@ class ResultOperator(BaseOperator):
 
 def read_metrics(plan: Plan) -> Any:
     """What the deciding replica's program wrote to TF_OPERATOR_RESULT; None if it wrote nothing."""
-    path = result_path(plan.job.model_dir, plan.attempt, plan.job.decider)
-    if not path.exists():
-        return None
     try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise AirflowFailException(
-            f"TF_OPERATOR_RESULT = {path}: the program wrote something that is not JSON: {error}"
-        ) from None
+        return read_result(result_path(plan.job.model_dir, plan.attempt, plan.job.decider))
+    except JobError as error:
+        raise AirflowFailException(str(error)) from None
 
 
 class CleanupOperator(BaseOperator):
@@ -92,7 +87,7 @@ class CleanupOperator(BaseOperator):
                 runner = runner_for(plan.job.group_of(replica))
                 if handle := runner.find(ref.identity(replica)):
                     self.log.info("removing what is left of %s", replica)
-                    runner.remove(handle)
+                    runner.remove(handle, keep_output=plan.job.run_policy.clean_policy == "keep_failed")
             except Exception as error:
                 self.log.warning("%s: %s", replica, error)
         with contextlib.suppress(Exception):
