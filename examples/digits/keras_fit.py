@@ -44,7 +44,7 @@ def callbacks(args: argparse.Namespace, delay_each_step: bool) -> list[Any]:
     """
     import tensorflow as tf
 
-    class Report(tf.keras.callbacks.Callback):  # type: ignore[misc,name-defined]
+    class Report(tf.keras.callbacks.Callback):  # type: ignore[misc]
         restored = 0
 
         def on_train_begin(self, logs: Any = None) -> None:
@@ -55,11 +55,11 @@ def callbacks(args: argparse.Namespace, delay_each_step: bool) -> list[Any]:
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             say(f"epoch {epoch + 1}/{args.epochs} step {steps(self.model)} loss {(logs or {}).get('loss', 0.0):.4f}")
 
-    class Delay(tf.keras.callbacks.Callback):  # type: ignore[misc,name-defined]
+    class Delay(tf.keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             time.sleep(args.step_delay)
 
-    class DelayAtEpochEnd(tf.keras.callbacks.Callback):  # type: ignore[misc,name-defined]
+    class DelayAtEpochEnd(tf.keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             time.sleep(args.step_delay * args.steps_per_epoch)
 

@@ -18,7 +18,9 @@ from digits.replica import LEARNING_RATE, Task, inputs, run, serve, start_server
 
 def build(args: argparse.Namespace, place: Task, digits: Digits) -> tuple[Any, Any, list[Any]]:
     """Make this replica's graph; return its training step, its progress, and the optimizer's hooks."""
-    from digits.sessions import Progress, make_accuracy, make_weights, random_loss, tf, v1
+    import tensorflow as tf
+
+    from digits.sessions import Progress, make_accuracy, make_weights, random_loss, v1
 
     own = f"/job:{place.kind}/task:{place.index}"
     with v1.device(v1.train.replica_device_setter(worker_device=own, cluster=tf.train.ClusterSpec(place.cluster))):

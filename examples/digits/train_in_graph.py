@@ -15,7 +15,9 @@ from digits.replica import LEARNING_RATE, Task, inputs, run, serve, start_server
 
 def lead(args: argparse.Namespace, place: Task, digits: Digits) -> None:
     """Build the one graph and train it."""
-    from digits.sessions import Progress, leader_session, make_accuracy, make_weights, random_loss, tf, train_to, v1
+    import tensorflow as tf
+
+    from digits.sessions import Progress, leader_session, make_accuracy, make_weights, random_loss, train_to, v1
 
     master = start_server(place).target
     ps, workers = len(place.cluster.get("ps", [])), len(place.cluster["worker"])
