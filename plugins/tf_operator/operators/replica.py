@@ -19,8 +19,9 @@ from tf_operator.supervision import ChannelError, Outcome, Result, Watcher
 KILL_PATIENCE = 4.0
 """Seconds to see a program end after a person ended its task: Airflow sends KILL 5 s after TERM."""
 
-ENDED_BY_PERSON = frozenset({"failed", "success", "skipped", "restarting", "removed", None})
-"""States that tell a person's act from Airflow having lost touch (`running`)."""
+ENDED_BY_PERSON = frozenset({"failed", "success", "skipped", "restarting", "removed"})
+"""States that tell a person's act from Airflow having lost touch: `running`, or none at all where a scheduler that took
+itself for dead has reset the task. The row of a deleted run is not there: a person did that, too."""
 
 
 class _Terminated(BaseException):
@@ -92,7 +93,7 @@ class ReplicaOperator(BaseOperator):
 
     def _on_terminated(self, ref: GroupRef, place: Place, watcher: Watcher) -> str:
         try:
-            state = airflow_io.task_states(ref, [place.task_id]).get(place.state_key)
+            state = airflow_io.task_states(ref, [place.task_id]).get(place.state_key, "removed")
         except Exception:
             state = "running"
         if state not in ENDED_BY_PERSON:
@@ -101,16 +102,15 @@ class ReplicaOperator(BaseOperator):
         deadline = time.monotonic() + KILL_PATIENCE
         while watcher.alive() and time.monotonic() < deadline:
             time.sleep(0.1)
-        return f"ended from outside (the task became {state or 'removed'}): its program was told to stop"
+        return f"ended from outside (the task became {state}): its program was told to stop"
 
     def _end(self, outcome: Outcome) -> None:
-        if outcome.result is Result.SUCCESS:
-            self.log.info(outcome.text)
-        elif outcome.result is Result.SKIPPED:
+        self.log.info(outcome.text)
+        if outcome.result is Result.SKIPPED:
             raise AirflowSkipException(outcome.text)
-        elif outcome.result is Result.RETRY:
+        if outcome.result is Result.RETRY:
             raise AirflowException(outcome.text)
-        else:
+        if outcome.result is not Result.SUCCESS:
             raise AirflowFailException(outcome.text)
 
 
