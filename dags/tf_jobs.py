@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 from airflow.sdk import DAG
+
 from tf_operator import settings
 from tf_operator.errors import JobError
 from tf_operator.job_spec import TensorFlowJob
