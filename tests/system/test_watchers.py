@@ -59,7 +59,7 @@ def test_c27_a_lost_watcher_is_replaced_and_its_program_adopted(
     pid, process = run.pid("worker-1"), watcher(run, "worker-1")
     os.kill(process.pid if victim == "task" else process.ppid(), signal.SIGKILL)
     wait_for(lambda: run.task("worker-1").try_number == 2 and run.task("worker-1").state == "running", 90, "the retry")
-    wait_for(lambda: "adopted the running program of worker-1" in run.log("worker-1"), 30, "the adoption")
+    wait_for(lambda: "adopted the program of worker-1" in run.log("worker-1"), 30, "the adoption")
     assert psutil.pid_exists(pid) and run.pid("worker-1") == pid
     stop.touch()
     run.wait("success", deadline=90)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from collections.abc import Iterator
 from typing import Any
 
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from tf_operator import airflow_io
-from tf_operator.errors import JobError
+from tf_operator.errors import JobError, RunnerError
 from tf_operator.host import runner_for
+from tf_operator.identity import ReplicaId
 from tf_operator.membership import Cluster, Phase
 from tf_operator.plan import GroupRef, Plan
 from tf_operator.program import read_result, result_path
+from tf_operator.runners.base import Handle, Runner
+
+MARGIN = 15.0
+"""Seconds beyond the grace for a program to be gone."""
 
 
 class ResultOperator(BaseOperator):
@@ -82,13 +89,27 @@ class CleanupOperator(BaseOperator):
         plan = airflow_io.read_plan(ref)
         if plan is None:
             return
+        grace = plan.job.run_policy.termination_grace
+        left = list(self._left(plan, ref))
+        for replica, runner, handle in left:
+            self.log.info("stopping what is left of %s", replica)
+            runner.stop(handle, grace)
+        deadline = time.monotonic() + grace + MARGIN
+        for replica, runner, handle in left:
+            try:
+                while runner.poll(handle) is None and time.monotonic() < deadline:
+                    time.sleep(0.2)
+                runner.remove(handle, keep_output=plan.job.run_policy.clean_policy == "keep_failed")
+            except RunnerError as error:
+                self.log.warning("%s: %s", replica, error)
+        with contextlib.suppress(Exception):
+            airflow_io.unregister_holder(plan.pool, ref)
+
+    def _left(self, plan: Plan, ref: GroupRef) -> Iterator[tuple[ReplicaId, Runner, Handle]]:
         for replica in plan.job.replicas:
             try:
                 runner = runner_for(plan.job.group_of(replica))
                 if handle := runner.find(ref.identity(replica)):
-                    self.log.info("removing what is left of %s", replica)
-                    runner.remove(handle, keep_output=plan.job.run_policy.clean_policy == "keep_failed")
-            except Exception as error:
+                    yield replica, runner, handle
+            except RunnerError as error:
                 self.log.warning("%s: %s", replica, error)
-        with contextlib.suppress(Exception):
-            airflow_io.unregister_holder(plan.pool, ref)
