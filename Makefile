@@ -19,7 +19,7 @@ test: check
 	$(PYTEST)
 
 test-fast: check
-	$(PYTEST) -m "not (tensorflow or vault or airflow or docker or swarm or gpu or long)"
+	$(PYTEST) -m "not (local or tensorflow or vault or airflow or docker or swarm or gpu or long)"
 
 test-long: .venv/installed
 	$(PYTEST) -m long

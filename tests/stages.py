@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-STAGES = ("vault", "tensorflow", "airflow", "docker", "swarm", "gpu")
+STAGES = ("local", "vault", "tensorflow", "airflow", "docker", "swarm", "gpu")
 LEFT_OUT = pytest.StashKey[dict[str, tuple[int, str]]]()
 
 

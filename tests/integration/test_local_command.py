@@ -13,6 +13,8 @@ import pytest
 import yaml
 from local_bench import FOREVER, PROBE, LocalBench, living, wait_until
 
+pytestmark = pytest.mark.local
+
 CHIEF = [*PROBE, "--out", "out", "--wait-peers", "--print", "text:hello", "--sleep", "0.5"]
 READ_AT_MOST = 60
 

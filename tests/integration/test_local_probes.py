@@ -135,6 +135,8 @@ def test_c20_with_a_retry_the_chief_comes_back_beside_the_living(make: Make) -> 
 
 LOSES_PS = """
 import json, os, socket, sys, time
+
+pytestmark = pytest.mark.local
 cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
 host, port = cluster["ps"][0].rsplit(":", 1)
 for _ in range(200):
