@@ -17,6 +17,8 @@ from local_bench import FOREVER, PROBE, LocalBench, wait_until
 
 from tf_operator.membership import Phase
 
+pytestmark = pytest.mark.local
+
 Make = Callable[..., LocalBench]
 
 
@@ -135,8 +137,6 @@ def test_c20_with_a_retry_the_chief_comes_back_beside_the_living(make: Make) -> 
 
 LOSES_PS = """
 import json, os, socket, sys, time
-
-pytestmark = pytest.mark.local
 cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
 host, port = cluster["ps"][0].rsplit(":", 1)
 for _ in range(200):
