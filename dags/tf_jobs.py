@@ -17,9 +17,10 @@ def read(file: Path) -> DAG:
     """The DAG of one job file."""
     try:
         return as_dag(TensorFlowJob.from_file(file), project_dir=project, fileloc=__file__)
-    except JobError as error:
-        logging.getLogger(__name__).error("%s", error)
-        return broken_dag(f"invalid.{file.stem}", str(error))
+    except Exception as error:  # whatever is wrong with one file must not take the others with it
+        text = str(error) if isinstance(error, JobError) else f"{file}: {type(error).__name__}: {error}"
+        logging.getLogger(__name__).error("%s", text)
+        return broken_dag(f"invalid.{file.stem}", text)
 
 
 def read_all() -> dict[str, DAG]:

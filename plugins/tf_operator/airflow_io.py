@@ -76,6 +76,14 @@ def task_states(ref: GroupRef, task_ids: Iterable[str]) -> dict[str, str | None]
     return {key: None if value is None else str(value) for key, value in answer.get(ref.run_id, {}).items()}
 
 
+def withdraw(task_id: str) -> None:
+    """Skip a task of this run that has not begun, so that it waits for its pool no longer."""
+    from airflow.sdk.execution_time.comms import SkipDownstreamTasks
+    from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS
+
+    SUPERVISOR_COMMS.send(SkipDownstreamTasks(tasks=[task_id]))
+
+
 def run_is_over(dag_id: str, run_id: str) -> bool:
     """True where that run has ended or is not there any more."""
     if RuntimeTaskInstance.get_dr_count(dag_id=dag_id, run_ids=[run_id]) == 0:

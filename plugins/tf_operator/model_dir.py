@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from tf_operator import locks
 from tf_operator.errors import PreflightError
+
+PATIENCE = 30.0
+"""Seconds to wait while another run asks whether the last owner is over."""
 
 
 def claim(model_dir: str, owner: dict[str, str], is_over: Callable[[dict[str, str]], bool]) -> None:
@@ -19,40 +22,50 @@ def claim(model_dir: str, owner: dict[str, str], is_over: Callable[[dict[str, st
     a holder that was killed is over as soon as Airflow says so.
     """
     folder = Path(model_dir) / ".tf_operator"
-    path = folder / "owner.json"
     try:
         (folder / "results").mkdir(parents=True, exist_ok=True)
-        holder = _create_or_read(path, owner)
-        if holder != owner:
-            if not is_over(holder):
-                raise PreflightError(
-                    f"model_dir = {model_dir}: belongs to run {holder.get('run_id')} of {holder.get('dag_id')}, which"
-                    " has not ended; wait for it, or put {{ run_id }} into model_dir"
-                )
-            _replace(path, owner)
+        # Of several runs that find the last owner gone, one takes its place; the next one finds that one.
+        guard = locks.acquire(folder / "owner.lock", wait=PATIENCE)
+        if guard is None:
+            raise PreflightError(f"model_dir = {model_dir}: another run is taking it at this moment; try again")
+        try:
+            _take(folder / "owner.json", model_dir, owner, is_over)
+        finally:
+            os.close(guard)
     except OSError as error:
         raise PreflightError(f"model_dir = {model_dir}: cannot be written: {error.strerror or error}") from error
-    if json.loads(path.read_text()) != owner:
-        raise PreflightError(f"model_dir = {model_dir}: another run took it at the same moment; try again")
 
 
-def _create_or_read(path: Path, owner: dict[str, str]) -> dict[str, str]:
-    """Only one creator wins, on a shared file system too: a link to a finished file either is made or exists."""
-    draft = _draft(path, owner)
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
-        found: dict[str, str] = json.loads(path.read_text())
-        return found
-    finally:
-        draft.unlink()
-
-
-def _replace(path: Path, owner: dict[str, str]) -> None:
-    _draft(path, owner).replace(path)
-
-
-def _draft(path: Path, owner: dict[str, str]) -> Path:
+def _take(path: Path, model_dir: str, owner: dict[str, str], is_over: Callable[[dict[str, str]], bool]) -> None:
+    holder = _holder(path, model_dir)
+    if holder == owner:
+        return
+    if holder and _same_run(holder, owner):
+        raise PreflightError(
+            f"model_dir = {model_dir}: is the group {holder['group_id']}'s of this very run;"
+            " put {{ task_group_id }} into model_dir"
+        )
+    if holder and not is_over(holder):
+        raise PreflightError(
+            f"model_dir = {model_dir}: belongs to run {holder['run_id']} of {holder['dag_id']}, which has not ended;"
+            " wait for it, or put {{ run_id }} into model_dir"
+        )
     draft = path.with_name(f"owner.{uuid.uuid4().hex}.draft")
     draft.write_text(json.dumps(owner))
-    return draft
+    draft.replace(path)
+
+
+def _holder(path: Path, model_dir: str) -> dict[str, str] | None:
+    try:
+        found: dict[str, str] = json.loads(path.read_text())
+        return {key: found[key] for key in ("dag_id", "run_id", "group_id")}
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        raise PreflightError(
+            f"model_dir = {model_dir}: {path} is damaged, so its owner is not known; remove it if no run is in there"
+        ) from None
+
+
+def _same_run(holder: dict[str, str], owner: dict[str, str]) -> bool:
+    return (holder["dag_id"], holder["run_id"]) == (owner["dag_id"], owner["run_id"])

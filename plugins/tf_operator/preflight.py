@@ -14,6 +14,9 @@ from pathlib import Path
 from tf_operator.errors import PreflightError
 from tf_operator.job_spec.rendered import RenderedJob, ReplicaGroup
 
+KINDS = ("process", "docker")
+"""Runtime kinds that have a runner."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -25,6 +28,7 @@ class Limits:
     max_map_length: int | None = None
     heartbeat_timeout: float = 300.0
     orphan_scan: float = 10.0
+    slots_per_gpu: int = 1
 
 
 def check(job: RenderedJob, limits: Limits) -> None:
@@ -38,6 +42,9 @@ def _faults(job: RenderedJob, limits: Limits) -> Iterable[str | None]:
     yield _counts(job, limits)
     yield _orphan_timeout(job, limits)
     for group in job.groups:
+        if group.count:
+            yield _kind(group)
+            yield _share(group, limits)
         if group.count and group.runtime.kind == "process":
             yield _working_dir(group)
             yield _interpreter(group)
@@ -71,6 +78,23 @@ def _orphan_timeout(job: RenderedJob, limits: Limits) -> str | None:
     )
 
 
+def _kind(group: ReplicaGroup) -> str | None:
+    if group.runtime.kind in KINDS:
+        return None
+    return f"{group.task_id}: runtime.kind = {group.runtime.kind}: is not built yet; use {' or '.join(KINDS)}"
+
+
+def _share(group: ReplicaGroup, limits: Limits) -> str | None:
+    """A part of a device is a whole number of the pool's slots: 0.25 needs slots_per_gpu 4, 8 ..."""
+    slots = group.gpus * limits.slots_per_gpu
+    if group.gpus == int(group.gpus) or slots == int(slots):
+        return None
+    return (
+        f"{group.task_id}: gpus = {group.gpus:g}: the pool has slots_per_gpu {limits.slots_per_gpu}, so the share is no"
+        " whole number of slots; set slots_per_gpu in configs/pools.yaml, then `tf-operator pools`"
+    )
+
+
 def _working_dir(group: ReplicaGroup) -> str | None:
     if Path(group.working_dir).is_dir():
         return None
@@ -89,20 +113,26 @@ def _interpreter(group: ReplicaGroup) -> str | None:
     return f"{group.task_id}: {where} = {program}: there is no such program on this host; is its environment installed?"
 
 
-def triggerer_health(fetch: Callable[[], dict[str, dict[str, str]]], pause: Callable[[], bool]) -> None:
-    """PreflightError if no triggerer is alive: cluster and admission would wait for ever.
+def triggerer_health(fetch: Callable[[], str | None], pause: Callable[[], bool]) -> str | None:
+    """PreflightError if the API server says that no triggerer lives: cluster and admission would wait for ever.
 
-    `fetch` asks the API server's health; `pause` waits a little and is False once the patience is over.
+    `fetch` asks for the triggerer's status and raises OSError or ValueError where it gets no answer; `pause` waits a
+    little and is False once the patience is over. Returns why the status is not known, None where it is healthy: who
+    cannot ask must not fail the job for it.
     """
     while True:
+        unknown, status = None, None
         try:
-            status = fetch().get("triggerer", {}).get("status")
+            status = fetch()
         except (OSError, ValueError) as error:
-            raise PreflightError(f"the API server's health cannot be read: {error}") from error
+            unknown = f"the API server's health cannot be read: {error}"
         if status == "healthy":
-            return
-        if not pause():
-            raise PreflightError(
-                "no triggerer is running: cluster and admission need one; start `airflow triggerer`"
-                f" (the API server says: {status})"
-            )
+            return None
+        if pause():
+            continue
+        if unknown:
+            return unknown
+        raise PreflightError(
+            "no triggerer is running: cluster and admission need one; start `airflow triggerer`"
+            f" (the API server says: {status})"
+        )

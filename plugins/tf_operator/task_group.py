@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,7 +14,7 @@ from typing import Any
 
 from airflow.sdk import DAG, BaseOperator, Param, TaskGroup
 from airflow.sdk.bases.operator import OPERATOR_DEFAULTS
-from airflow.sdk.definitions._internal.contextmanager import DagContext
+from airflow.sdk.definitions._internal.contextmanager import DagContext, TaskGroupContext
 
 from tf_operator import settings
 from tf_operator.errors import JobError
@@ -38,6 +39,7 @@ WATCHER_RETRIES = 10
 INHERITED = frozenset({"owner", "queue", "executor"})
 """What our tasks take from a DAG's default_args; everything else they set themselves."""
 GANG_EXTRA_TASKS = 6
+SHORT = timedelta(seconds=5)
 
 
 @cache
@@ -55,6 +57,11 @@ def _defaults() -> dict[str, Any]:
         "end_date": None,
         "do_xcom_push": True,
         "execution_timeout": None,
+        "multiple_outputs": False,
+        "render_template_as_native_obj": None,
+        "pre_execute": None,
+        "post_execute": None,
+        "params": None,
     }
 
 
@@ -106,12 +113,23 @@ def as_task_group(
         )
     _merge_params(dag, job, param_prefix)
     folder = project_dir or settings.project_dir(Path(dag.fileloc).parent)
-    neutral = {k: v for k, v in _defaults().items() if k in dag.default_args}
+    given = _given_defaults(dag)
+    neutral = {key: value for key, value in _defaults().items() if key in given}
     group = TensorFlowTaskGroup(group_id=group_id, tooltip=job.description or job.name, default_args=neutral)  # type: ignore[arg-type]
     with group:
         build = _Build(job, group.group_id or "", str(folder), param_prefix, strict_conf)
         group.output = _wire(build)
     return group
+
+
+def _given_defaults(dag: DAG) -> set[str]:
+    """What default_args of the DAG, and of the groups ours stands in, would change in our tasks."""
+    keys = set(dag.default_args)
+    around = TaskGroupContext.get_current(dag)
+    while around is not None:
+        keys |= set(around.default_args)
+        around = around.parent_group
+    return keys
 
 
 def _merge_params(dag: DAG, job: TensorFlowJob, prefix: str) -> None:
@@ -145,7 +163,7 @@ def _wire(build: _Build) -> Any:
         policy=build.job.gang(build.prefix),
         strict_conf=build.strict_conf,
         retries=2,
-        retry_delay=timedelta(seconds=5),
+        retry_delay=SHORT,
         doc_md="Gives the attempt its id, renders params, checks what can be checked before a GPU is taken.",
         **build.shared,
     )
@@ -160,7 +178,12 @@ def _wire(build: _Build) -> Any:
         doc_md="Opens when the job holds all its slots. While it waits, its log says for what, and who is in the way.",
     )
     result = ResultOperator(
-        task_id="result", group_id=build.group_id, retries=2, trigger_rule="all_done", **_callbacks(build.job)
+        task_id="result",
+        group_id=build.group_id,
+        retries=2,
+        retry_delay=SHORT,
+        trigger_rule="all_done",
+        **_callbacks(build.job),
     )
     cleanup = CleanupOperator(task_id="cleanup", group_id=build.group_id, retries=0, trigger_rule="all_done")
     plan >> [cluster, admission]
@@ -216,7 +239,9 @@ def _replica(build: _Build, outline: GroupOutline, plan: PlanOperator, first: st
     elif outline.task_id == first:
         index = plan.output
     else:
-        index = IndexOperator(task_id=f"{outline.task_id}_index", of=outline.task_id, retries=2, **build.shared).output
+        index = IndexOperator(
+            task_id=f"{outline.task_id}_index", of=outline.task_id, retries=2, retry_delay=SHORT, **build.shared
+        ).output
     return ReplicaOperator.partial(**common).expand(index=index)
 
 
@@ -264,6 +289,8 @@ def as_dag(job: TensorFlowJob, *, project_dir: Path, fileloc: str | None = None)
         catchup=job.catchup,
         tags=sorted({"tensorflow", *job.tags}),
         max_active_tasks=_most_tasks(job),
+        # Else Airflow would also find a DAG that was left half-built by a fault, or dropped for a name used twice.
+        auto_register=False,
         **kwargs,
     ) as dag:
         as_task_group(job, "train", project_dir=project_dir, strict_conf=True)
@@ -285,7 +312,12 @@ def _most_tasks(job: TensorFlowJob) -> int:
 def broken_dag(name: str, text: str) -> DAG:
     """Stands for a job file that cannot be read: visible in the UI, and fails with the reason when it is run."""
     with DAG(
-        dag_id=name, description=text[:900], schedule=None, tags=["tensorflow", "invalid"], doc_md=f"```\n{text}\n```"
+        dag_id=re.sub(r"[^\w.-]", "-", name),
+        description=text[:900],
+        schedule=None,
+        tags=["tensorflow", "invalid"],
+        doc_md=f"```\n{text}\n```",
+        auto_register=False,
     ) as dag:
         InvalidJobOperator(task_id="invalid_job_file", text=text, retries=0)
     return dag

@@ -23,6 +23,8 @@ from tf_operator.plan import GroupRef, Place, Plan, places
 TICK = 1.0
 READS_PER_TICK = 10
 """Members of running replicas read in turn each tick; the triggerer answers about 40 calls a second in all."""
+NOT_OPENED = frozenset({"failed", "skipped", "upstream_failed", "removed"})
+"""States of an admission behind which no replica will ever start."""
 SAY_AGAIN = 60.0
 ASK_AGAIN = 5.0
 """Seconds between looks at who holds the pool: several calls each."""
@@ -39,6 +41,7 @@ class ClusterTrigger(BaseTrigger):
         self._places: dict[ReplicaId, Place] = dict(places(self.ref, self.plan.job, set(mapped)))
         self._members: dict[ReplicaId, Member] = {}
         self._states: dict[ReplicaId, str | None] = {}
+        self._admission: str | None = None
         self._turn = 0
         self._said = ""
 
@@ -57,14 +60,15 @@ class ClusterTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Lead the attempt to its end, hold the slots until the replicas have let go, then end the task."""
+        owner = Owner(self.plan.job, begin(self.plan.job, self.plan.attempt))
         try:
-            cluster = await self._lead()
+            owner = await self._take_up(owner)
+            await self._lead(owner)
         except Exception as error:
             self.log.exception("the cluster trigger failed")
-            cluster = begin(self.plan.job, self.plan.attempt).failed(
-                f"the cluster trigger failed: {type(error).__name__}: {error}"
-            )
-            await self._quietly(airflow_io.write_cluster, self.ref, cluster)
+            owner.fail(f"the cluster trigger failed: {type(error).__name__}: {error}")
+            await self._publish(owner.cluster)
+        cluster = owner.cluster
         try:
             await self._wait_until_released()
         except Exception:
@@ -73,21 +77,36 @@ class ClusterTrigger(BaseTrigger):
         self.log.info("cluster %s: %s", cluster.phase, cluster.reason)
         yield TaskSuccessEvent() if cluster.phase is Phase.SUCCEEDED else TaskFailedEvent()
 
-    async def _lead(self) -> Cluster:
-        earlier = await sync_to_async(airflow_io.read_cluster)(self.ref, self.plan.attempt)
-        owner = Owner(self.plan.job, earlier or begin(self.plan.job, self.plan.attempt))
-        if earlier is None:
-            if wrong := self._wrong_slots():
-                owner.fail(wrong)
-            await sync_to_async(airflow_io.write_cluster)(self.ref, owner.cluster)
+    async def _take_up(self, owner: Owner) -> Owner:
+        """Go on from the message of an earlier triggerer; begin with one where there is none."""
+        while True:
+            try:
+                earlier = await sync_to_async(airflow_io.read_cluster)(self.ref, self.plan.attempt)
+                break
+            except Exception as error:
+                self.log.warning("Airflow does not answer now: %s: %s", type(error).__name__, error)
+                await asyncio.sleep(TICK)
+        if earlier is not None:
+            return Owner(self.plan.job, earlier)
+        if wrong := self._wrong_slots():
+            owner.fail(wrong)
+        await self._publish(owner.cluster)
+        return owner
+
+    async def _lead(self, owner: Owner) -> None:
         await self._quietly(airflow_io.register_holder, self.plan.pool, self.ref, self.plan.slots)
         self.log.info("holding %d slots of pool %s for %s", self.plan.slots, self.plan.pool, self.ref)
         while not owner.cluster.phase.terminal:
-            if await self._look() and owner.step(self._members, self._states):
+            if await self._look() and self._step(owner):
                 await self._publish(owner.cluster)
             if not owner.cluster.phase.terminal:
                 await asyncio.sleep(TICK)
-        return owner.cluster
+
+    def _step(self, owner: Owner) -> bool:
+        if self._admission in NOT_OPENED:
+            owner.fail(f"{self.ref.task('admission')} is {self._admission}: it did not open, its log says why")
+            return True
+        return owner.step(self._members, self._states)
 
     def _wrong_slots(self) -> str | None:
         """The net beneath the policy: what the task holds must be what the plan needs."""
@@ -111,9 +130,14 @@ class ClusterTrigger(BaseTrigger):
     async def _look(self) -> bool:
         """Read the states, then the members worth reading now. False where Airflow does not answer."""
         try:
-            states = await sync_to_async(airflow_io.task_states)(self.ref, {p.task_id for p in self._places.values()})
-            before = self._states
-            self._states = {replica: states.get(place.state_key) for replica, place in self._places.items()}
+            wanted = {self.ref.task("admission"), *(place.task_id for place in self._places.values())}
+            states = await sync_to_async(airflow_io.task_states)(self.ref, wanted)
+            before, self._admission = self._states, states.get(self.ref.task("admission"))
+            # A mapped task that was never expanded is listed by its own name.
+            self._states = {
+                replica: states.get(place.state_key, states.get(place.task_id))
+                for replica, place in self._places.items()
+            }
             for replica in self._worth_reading(before):
                 member = await sync_to_async(airflow_io.read_member)(self.ref, self._places[replica])
                 if member and member.attempt == self.plan.attempt:
@@ -164,6 +188,7 @@ class AdmissionTrigger(BaseTrigger):
         self.replica_tasks = replica_tasks
         self._began = time.monotonic()
         self._said: tuple[str, float] = ("", 0.0)
+        self._too_late = ""
         self._asked: tuple[str, float] = ("", float("-inf"))
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -186,6 +211,10 @@ class AdmissionTrigger(BaseTrigger):
             except Exception as error:
                 self.log.warning("Airflow does not answer now: %s: %s", type(error).__name__, error)
                 verdict = None
+            if self._too_late:
+                # The one way out over a worker: from there the cluster task can be taken out of the pool's queue.
+                yield TriggerEvent({"too_late": self._too_late})  # type: ignore[no-untyped-call]
+                return
             if verdict is not None:
                 yield TaskSuccessEvent() if verdict else TaskFailedEvent()
                 return
@@ -227,13 +256,11 @@ class AdmissionTrigger(BaseTrigger):
         waited = time.monotonic() - self._began
         limit = plan.job.run_policy.schedule_timeout
         if limit is not None and waited > limit:
-            self.log.error(
-                "schedule_timeout: pool %s had no %d slots free within %.0f s (run_policy.schedule_timeout); %s",
-                plan.pool,
-                plan.slots,
-                limit,
-                await self._in_the_way(ref, plan),
+            self._too_late = (
+                f"schedule_timeout: pool {plan.pool} had no {plan.slots} slots free within {limit:.0f} s"
+                f" (run_policy.schedule_timeout); {await self._in_the_way(ref, plan)}"
             )
+            self.log.error("%s", self._too_late)
             return False
         if state != "deferred":
             await self._say(

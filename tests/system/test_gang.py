@@ -125,7 +125,9 @@ def test_an_endless_wait_is_bounded_by_schedule_timeout(airflow: AirflowUnderTes
     second.wait_task("admission", "failed", deadline=60)
     log = second.log("admission")
     assert "schedule_timeout" in log and f"held by first-in/{first.run_id}" in log
+    second.wait("failed", deadline=60)
+    assert second.states()["cluster"] == "skipped", "taken out of the queue, though the pool is still full"
+    assert first.state == "running"
     stop.touch()
     first.wait("success", deadline=60)
-    second.wait("failed", deadline=60)
     assert not starts(tmp_path / "b", "chief-0")

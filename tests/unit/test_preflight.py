@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from tf_operator.errors import PreflightError
 from tf_operator.job_spec import RenderedJob
-from tf_operator.job_spec.rendered import RenderedRunPolicy, ReplicaGroup
+from tf_operator.job_spec.rendered import RenderedRunPolicy, RenderedRuntime, ReplicaGroup
 from tf_operator.model_dir import claim
 from tf_operator.preflight import Limits, check, triggerer_health
 
@@ -66,12 +67,39 @@ def test_a_command_on_path_passes(tmp_path: Path) -> None:
 def test_no_triggerer_is_one_line_after_the_patience() -> None:
     patience = iter([True, True, False])
     with pytest.raises(PreflightError, match="no triggerer is running"):
-        triggerer_health(lambda: {"triggerer": {"status": "unhealthy"}}, lambda: next(patience))
+        triggerer_health(lambda: "unhealthy", lambda: next(patience))
+
+
+def test_who_cannot_ask_does_not_fail_the_job_for_it() -> None:
+    patience = iter([True, False])
+
+    def fetch() -> str:
+        raise OSError("502 Bad Gateway")
+
+    assert "502 Bad Gateway" in (triggerer_health(fetch, lambda: next(patience)) or "")
 
 
 def test_a_triggerer_that_comes_up_meanwhile_is_fine() -> None:
-    answers = iter([{"triggerer": {"status": "unhealthy"}}, {"triggerer": {"status": "healthy"}}])
-    triggerer_health(lambda: next(answers), lambda: True)
+    answers = iter(["unhealthy", "healthy"])
+    assert triggerer_health(lambda: next(answers), lambda: True) is None
+
+
+def test_a_kind_without_a_runner_is_said(tmp_path: Path) -> None:
+    swarm = RenderedRuntime(kind="swarm", image="team/digits:1")
+    with pytest.raises(PreflightError, match=r"runtime\.kind = swarm: is not built yet"):
+        check(job(tmp_path, runtime=swarm), Limits())
+
+
+@pytest.mark.parametrize(
+    ("gpus", "slots_per_gpu", "fits"), [(0.5, 1, False), (0.25, 4, True), (0.25, 2, False), (2, 1, True)]
+)
+def test_a_share_is_a_whole_number_of_slots(tmp_path: Path, gpus: float, slots_per_gpu: int, fits: bool) -> None:
+    asked = job(tmp_path, gpus=gpus)
+    if fits:
+        check(asked, Limits(slots_per_gpu=slots_per_gpu))
+    else:
+        with pytest.raises(PreflightError, match="slots_per_gpu"):
+            check(asked, Limits(slots_per_gpu=slots_per_gpu))
 
 
 # -- model_dir (case C-54)
@@ -96,7 +124,40 @@ def test_c54_a_finished_or_killed_holder_does_not_block(tmp_path: Path) -> None:
 def test_c54_the_retry_of_a_run_has_its_own_folder_again(tmp_path: Path) -> None:
     for _ in range(2):
         claim(str(tmp_path), FIRST, lambda _other: False)
-    assert [p.name for p in (tmp_path / ".tf_operator").iterdir() if p.is_file()] == ["owner.json"]
+    names = {path.name for path in (tmp_path / ".tf_operator").iterdir() if path.is_file()}
+    assert names == {"owner.json", "owner.lock"}
+
+
+def test_c54_of_several_runs_that_find_the_holder_gone_one_gets_the_folder(tmp_path: Path) -> None:
+    claim(str(tmp_path), FIRST, lambda _other: False)
+    runs = [{**FIRST, "run_id": f"run-{number}"} for number in range(4)]
+    refused: list[str] = []
+
+    def take(run: dict[str, str]) -> None:
+        try:
+            claim(str(tmp_path), run, lambda other: other == FIRST)
+        except PreflightError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=take, args=(run,)) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 3 and all("belongs to run run-" in text for text in refused)
+
+
+def test_two_groups_of_one_run_need_folders_of_their_own(tmp_path: Path) -> None:
+    claim(str(tmp_path), FIRST, lambda _other: False)
+    with pytest.raises(PreflightError, match="task_group_id"):
+        claim(str(tmp_path), {**FIRST, "group_id": "tune"}, lambda _other: True)
+
+
+def test_a_damaged_owner_is_said(tmp_path: Path) -> None:
+    claim(str(tmp_path), FIRST, lambda _other: False)
+    (tmp_path / ".tf_operator" / "owner.json").write_text("{")
+    with pytest.raises(PreflightError, match="is damaged"):
+        claim(str(tmp_path), SECOND, lambda _other: True)
 
 
 def test_a_model_dir_that_cannot_be_written_is_named(tmp_path: Path) -> None:

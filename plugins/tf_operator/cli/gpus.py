@@ -41,7 +41,8 @@ def queue(pool: str) -> list[str]:
     size = api.pools().get(pool)
     if size is None:
         return [f"pool {pool}: Airflow has no such pool; create it with `tf-operator pools`"]
-    tasks = api.request("GET", "dags/~/dagRuns/~/taskInstances", pool=[pool], limit=200, order_by="queued_when")
+    states = ["deferred", "running", "queued", "scheduled"]
+    tasks = api.request("GET", "dags/~/dagRuns/~/taskInstances", pool=[pool], state=states, limit=100)
     lines = [f"pool {pool}: {size.slots} slots"]
     for state, word in (("deferred", "holds"), ("running", "holds"), ("queued", "holds"), ("scheduled", "waits for")):
         lines += [

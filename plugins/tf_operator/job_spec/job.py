@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, ValidationInfo, model_validator
 
+from tf_operator import settings
 from tf_operator.job_spec import checks, outline, rules
 from tf_operator.job_spec.explain import faults_of, levels_of
 from tf_operator.job_spec.faults import Source, explained
@@ -34,6 +35,15 @@ if TYPE_CHECKING:
     from tf_operator.job_spec.rendered import RenderedJob
 
 STRATEGIES = ("parameter_server", "multi_worker_mirrored", "between_graph", "in_graph", "none")
+
+
+def _placed(path: str | os.PathLike[str]) -> Path:
+    """Airflow's components are started in whatever folder: their DAG files name job files from the project's."""
+    here = Path(path)
+    if here.is_absolute() or here.exists():
+        return here
+    in_project = settings.project_dir() / here
+    return in_project if in_project.exists() else here
 
 
 class TensorFlowJob(Part):
@@ -107,8 +117,11 @@ class TensorFlowJob(Part):
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> TensorFlowJob:
-        """Read a YAML or JSON file. JobFileError tells every fault with its line."""
-        data, source = read_job_file(path)
+        """Read a YAML or JSON file; a relative path that is not here starts at the project's folder.
+
+        JobFileError tells every fault with its line.
+        """
+        data, source = read_job_file(_placed(path))
         return cls.model_validate(data, context=source)
 
     @classmethod

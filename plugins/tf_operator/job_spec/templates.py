@@ -37,10 +37,10 @@ CONTEXT_NAMES = frozenset(
         *("logical_date", "macros", "outlet_events", "outlets", "params", "prev_data_interval_end_success"),
         *("prev_data_interval_start_success", "prev_end_date_success", "prev_start_date_success", "run_id"),
         *("start_date", "task", "task_group_id", "task_instance", "task_instance_key_str", "test_mode", "ti"),
-        *("triggering_asset_events", "ts", "ts_nodash", "ts_nodash_with_tz", "var"),
+        *("triggering_asset_events", "ts", "ts_nodash", "ts_nodash_with_tz"),
     ]
 )
-"""What Airflow offers to templates, and `task_group_id`. Not `conn`: what a template yields is kept with the run."""
+"""What Airflow offers to templates, and `task_group_id`. Not `conn`, `var`: what a template yields is kept."""
 
 
 def check(text: str, declared: Mapping[str, Any]) -> None:
@@ -64,10 +64,9 @@ def _plain_params(text: str) -> list[str] | None:
 
 def _check_names(tree: nodes.Template) -> None:
     for name in sorted(meta.find_undeclared_variables(tree) - CONTEXT_NAMES - set(_environment().globals)):
-        if name == "conn":
-            raise ValueError(
-                "a connection's password would be kept with the run; put it into Vault, and under secrets:"
-            )
+        if name in ("conn", "var"):
+            what = "a connection's password" if name == "conn" else "a variable's value"
+            raise ValueError(f"{what} would be kept with the run; put it into Vault, and under secrets:")
         raise ValueError(f"{name} is no name that templates know; {nearest(name, sorted(CONTEXT_NAMES)) or RAW}")
 
 

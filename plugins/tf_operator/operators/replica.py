@@ -11,6 +11,7 @@ from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from tf_operator import airflow_io
+from tf_operator.errors import RunnerError
 from tf_operator.host import host_for
 from tf_operator.identity import ReplicaId
 from tf_operator.plan import GroupRef, Place, Plan
@@ -54,7 +55,10 @@ class ReplicaOperator(BaseOperator):
         plan = airflow_io.read_plan(ref)
         if plan is None:
             raise AirflowFailException(f"{ref.task('plan')} has left no plan: clear the whole group")
-        watcher = self._watcher(context, ref, place, plan, replica)
+        try:
+            watcher = self._watcher(context, ref, place, plan, replica)
+        except RunnerError as error:
+            raise AirflowFailException(f"{replica}: {error}") from None
         try:
             outcome = watcher.run()
         except _Orphaned:

@@ -34,8 +34,10 @@ class ResultOperator(BaseOperator):
         """One line: how the job ended, and why."""
         ti = context["ti"]
         ref = GroupRef(ti.dag_id, str(ti.run_id), self.group_id)
+        states = airflow_io.task_states(ref, [ref.task("plan"), ref.task("cluster")])
         plan = airflow_io.read_plan(ref)
-        if plan is None:
+        # XComs of an earlier attempt stay until a task's new process has begun: what ended without one left them.
+        if plan is None or states.get(ref.task("plan")) != "success":
             raise AirflowFailException(f"the job did not start: {ref.task('plan')} failed, its log says why")
         cluster = airflow_io.read_cluster(ref, plan.attempt)
         if cluster is None:
@@ -44,6 +46,8 @@ class ResultOperator(BaseOperator):
             )
         if cluster.phase is not Phase.SUCCEEDED:
             raise AirflowFailException(self._why(cluster))
+        if (state := states.get(ref.task("cluster"))) != "success":
+            raise AirflowFailException(f"{ref.task('cluster')} is {state}: it was ended from outside")
         self.log.info("succeeded: %s; model_dir %s", cluster.reason, plan.job.model_dir)
         return {
             "model_dir": plan.job.model_dir,
@@ -90,26 +94,25 @@ class CleanupOperator(BaseOperator):
         if plan is None:
             return
         grace = plan.job.run_policy.termination_grace
-        left = list(self._left(plan, ref))
-        for replica, runner, handle in left:
-            self.log.info("stopping what is left of %s", replica)
-            runner.stop(handle, grace)
+        left = list(self._left(plan, ref, grace))
         deadline = time.monotonic() + grace + MARGIN
         for replica, runner, handle in left:
             try:
                 while runner.poll(handle) is None and time.monotonic() < deadline:
                     time.sleep(0.2)
                 runner.remove(handle, keep_output=plan.job.run_policy.clean_policy == "keep_failed")
-            except RunnerError as error:
+            except (RunnerError, OSError) as error:
                 self.log.warning("%s: %s", replica, error)
         with contextlib.suppress(Exception):
             airflow_io.unregister_holder(plan.pool, ref)
 
-    def _left(self, plan: Plan, ref: GroupRef) -> Iterator[tuple[ReplicaId, Runner, Handle]]:
+    def _left(self, plan: Plan, ref: GroupRef, grace: float) -> Iterator[tuple[ReplicaId, Runner, Handle]]:
         for replica in plan.job.replicas:
             try:
                 runner = runner_for(plan.job.group_of(replica))
                 if handle := runner.find(ref.identity(replica)):
+                    self.log.info("stopping what is left of %s", replica)
+                    runner.stop(handle, grace)
                     yield replica, runner, handle
-            except RunnerError as error:
+            except (RunnerError, OSError) as error:
                 self.log.warning("%s: %s", replica, error)

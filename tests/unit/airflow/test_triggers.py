@@ -81,12 +81,12 @@ def test_success_is_a_success_event(tmp_path: Path, board: Board) -> None:
 def test_trap_2_a_fault_of_ours_is_a_failed_event_too(
     tmp_path: Path, board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(ref: GroupRef, attempt: str) -> Cluster:
-        raise RuntimeError("no database")
+    def broken(self: ClusterTrigger, owner: Any) -> bool:
+        raise RuntimeError("a bug")
 
-    monkeypatch.setattr(airflow_io, "read_cluster", broken)
+    monkeypatch.setattr(ClusterTrigger, "_step", broken)
     assert [type(e) for e in events(trigger(tmp_path))] == [TaskFailedEvent]
-    assert "RuntimeError: no database" in board.clusters[-1].reason
+    assert "RuntimeError: a bug" in board.clusters[-1].reason
 
 
 def test_an_outage_of_airflow_is_waited_out(tmp_path: Path, board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +100,12 @@ def test_an_outage_of_airflow_is_waited_out(tmp_path: Path, board: Board, monkey
 
     monkeypatch.setattr(airflow_io, "task_states", states)
     assert [type(e) for e in events(trigger(tmp_path))] == [TaskSuccessEvent]
+
+
+def test_an_admission_that_did_not_open_ends_the_cluster_at_once(tmp_path: Path, board: Board) -> None:
+    board.states = {"train.admission": "failed", "train.worker": "upstream_failed", "train.cluster": "deferred"}
+    assert [type(e) for e in events(trigger(tmp_path))] == [TaskFailedEvent]
+    assert "train.admission is failed: it did not open" in board.clusters[-1].reason
 
 
 def test_another_attempts_member_is_dropped(tmp_path: Path, board: Board) -> None:
@@ -166,7 +172,8 @@ def test_admission_fails_with_the_cluster(board: Board, tmp_path: Path) -> None:
 
 def test_admission_fails_after_schedule_timeout(board: Board, tmp_path: Path) -> None:
     board.states["train.cluster"] = "scheduled"
-    assert [type(e) for e in events(admission(board, tmp_path, schedule_timeout=0))] == [TaskFailedEvent]
+    (event,) = events(admission(board, tmp_path, schedule_timeout=0))
+    assert "schedule_timeout: pool gpu had no 1 slots free" in event.payload["too_late"]
 
 
 def test_kwargs_survive_serialization(tmp_path: Path) -> None:

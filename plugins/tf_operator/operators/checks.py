@@ -1,0 +1,98 @@
+"""What plan asks of Airflow and of the host: thin calls around `preflight`, `secrets` and `model_dir`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from airflow.sdk.configuration import conf
+
+from tf_operator import airflow_io, model_dir, preflight
+from tf_operator.errors import PreflightError
+from tf_operator.job_spec import RenderedJob
+from tf_operator.plan import GroupRef
+
+HEALTH_PATIENCE = 45.0
+"""Seconds for a triggerer to come up: Airflow's components start in any order."""
+
+
+def limits(max_active_tasks: int, executor: str | None, slots_per_gpu: int) -> preflight.Limits:
+    """What of Airflow's configuration could hold back a part of the gang."""
+    first = executor or conf.get("core", "executor").split(",")[0].strip()
+    return preflight.Limits(
+        max_active_tasks=max_active_tasks,
+        parallelism=conf.getint("core", "parallelism") if first.endswith("LocalExecutor") else None,
+        max_map_length=conf.getint("core", "max_map_length", fallback=1024),
+        heartbeat_timeout=conf.getfloat("scheduler", "task_instance_heartbeat_timeout", fallback=300.0),
+        orphan_scan=conf.getfloat("scheduler", "task_instance_heartbeat_timeout_detection_interval", fallback=10.0),
+        slots_per_gpu=slots_per_gpu,
+    )
+
+
+def refuse_teams(project: Path) -> None:
+    """PreflightError where somebody counts on a fence that is not there."""
+    file = project / "configs" / "teams.yaml"
+    if file.exists():
+        raise PreflightError(f"{file}: teams are not built yet, so nothing in it would be obeyed; remove it")
+
+
+def refuse_second_plan(ref: GroupRef) -> None:
+    """PreflightError where plan was cleared alone: a new attempt would take the living job's replicas from it."""
+    cluster = ref.task("cluster")
+    if airflow_io.task_states(ref, [cluster]).get(cluster) in ("deferred", "running"):
+        raise PreflightError(f"{cluster} of this run is alive: clear the whole group for a new attempt")
+
+
+def triggerer(warn: Callable[[str], None]) -> None:
+    """PreflightError if no triggerer is running. Where that cannot be asked, `warn` says so."""
+    import httpx
+
+    url = health_url()
+    deadline = time.monotonic() + HEALTH_PATIENCE
+
+    def fetch() -> str | None:
+        try:
+            answer = httpx.get(url, timeout=10)
+            answer.raise_for_status()
+            status: str | None = answer.json()["triggerer"]["status"]
+        except (httpx.HTTPError, KeyError, TypeError) as error:
+            raise OSError(f"{url}: {error or type(error).__name__}") from error
+        return status
+
+    def pause() -> bool:
+        time.sleep(1.0)
+        return time.monotonic() < deadline
+
+    if unknown := preflight.triggerer_health(fetch, pause):
+        warn(unknown)
+
+
+def health_url() -> str:
+    """Where tasks reach the API server: the Execution API's address, which is not always the one people use."""
+    execution = conf.get("core", "execution_api_server_url", fallback="") or ""
+    base = execution.rstrip("/").removesuffix("/execution") or conf.get("api", "base_url", fallback="") or ""
+    return f"{base.rstrip('/') or 'http://localhost:8080'}/api/v2/monitor/health"
+
+
+def secrets(job: RenderedJob) -> None:
+    """Every secret is there and may be read; no value is kept."""
+    if job.secrets:
+        from tf_operator.secrets import check
+        from tf_operator.secrets.airflow_login import login_airflow
+
+        check(job.secrets, login_airflow)
+
+
+def images(job: RenderedJob) -> None:
+    """A name that cannot exist is said before anything starts; what can be pulled is, while no GPU waits for it."""
+    if any(group.count and group.runtime.kind == "docker" for group in job.groups):
+        from tf_operator.runners.docker_images import ensure_images
+
+        ensure_images(job)
+
+
+def claim(job: RenderedJob, ref: GroupRef) -> None:
+    """Make model_dir this run's."""
+    owner = {"dag_id": ref.dag_id, "run_id": ref.run_id, "group_id": ref.group_id}
+    model_dir.claim(job.model_dir, owner, lambda other: airflow_io.run_is_over(other["dag_id"], other["run_id"]))
