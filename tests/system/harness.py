@@ -155,6 +155,23 @@ class AirflowUnderTest:
         fail_unfinished(self.api)
         wait_for(lambda: not self.programs(), deadline, lambda: f"programs to end: {self.programs()}")
 
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """With nobody else writing to the database, while no run is under way.
+
+        Airflow reads and then writes in one transaction when it makes a backfill; SQLite refuses the write at once
+        (`database is locked`) if somebody wrote in between. A database server would not.
+        """
+        names = ("scheduler", "dag-processor", "triggerer")
+        for name in names:
+            self.airflow.stop_component(name)
+        try:
+            yield
+        finally:
+            for name in names:
+                self.airflow.start_component(name, wait=False)
+            self.airflow.wait_healthy()
+
     # What is stored
 
     @contextmanager

@@ -210,6 +210,7 @@ def test_a_missing_triggerer_is_one_line_before_any_gpu_is_taken(airflow: Airflo
     airflow.write_job("no-triggerer", probe_job(tmp_path))
     airflow.airflow.stop_component("triggerer")
     try:
+        wait_for(lambda: airflow.api.health()["triggerer"]["status"] != "healthy", 90, "its last heartbeat to be old")
         run = airflow.trigger("no-triggerer")
         run.wait_task("plan", "failed", deadline=120)
         assert "no triggerer is running" in run.log("plan")

@@ -65,10 +65,11 @@ def test_c51_schedule_trigger_and_backfill(airflow: AirflowUnderTest, tmp_path: 
     assert "effective params: {'workers': 2, 'epochs': 4, 'tag': 'mine'}" in clicked.log("plan")
 
     conf = json.dumps({"workers": 3, "epochs": 7})
-    airflow.cli(
-        *("backfill", "create", "--dag-id", "params", "--from-date", "2026-03-01", "--to-date", "2026-03-03"),
-        *("--dag-run-conf", conf, "--max-active-runs", "1"),
-    )
+    with airflow.quiet():
+        airflow.cli(
+            *("backfill", "create", "--dag-id", "params", "--from-date", "2026-03-01", "--to-date", "2026-03-03"),
+            *("--dag-run-conf", conf, "--max-active-runs", "1"),
+        )
     backfills = wait_for(
         lambda: (found := [r for r in airflow.api.runs("params") if r.run_id.startswith("backfill")])[2:] and found,
         60,
