@@ -12,11 +12,11 @@ from typing import Any
 
 from digits.data import Digits
 from digits.keras_fit import arguments, callbacks, make_model, result
-from digits.replica import inputs, run, say, serve, task, write_result
+from digits.replica import inputs, leave, run, say, serve, task, write_result
 
 
-def fit(args: argparse.Namespace, digits: Digits) -> dict[str, Any]:
-    """Train what is left of the epochs; return the result."""
+def fit(args: argparse.Namespace, digits: Digits) -> None:
+    """Train what is left of the epochs, write the result, and end the process."""
     import tensorflow as tf
 
     def dataset(_: Any) -> Any:
@@ -33,7 +33,8 @@ def fit(args: argparse.Namespace, digits: Digits) -> dict[str, Any]:
     chosen = callbacks(args, delay_each_step=False)
     batches = tf.keras.utils.experimental.DatasetCreator(dataset)
     model.fit(batches, epochs=args.epochs, steps_per_epoch=args.steps_per_epoch, verbose=0, callbacks=chosen)
-    return result(model, digits, chosen[1].restored)
+    write_result(result(model, digits, chosen[1].restored))
+    leave(0)  # with the coordinator still alive: see train_ps.py
 
 
 def train() -> None:
@@ -41,7 +42,7 @@ def train() -> None:
     args = arguments(__doc__)
     place = task("chief", "worker", "ps")
     if place.kind == "chief":
-        write_result(fit(args, inputs(args)))
+        fit(args, inputs(args))
     else:
         serve(place)
 

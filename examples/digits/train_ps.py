@@ -8,58 +8,14 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
-import os
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from digits.data import DataError, Digits, key_from_environment, load
-
-HIDDEN = 64
-LEARNING_RATE = 0.3
-
-
-def say(text: str) -> None:
-    """Print a line at once, with the seconds since 1970 in front."""
-    print(f"{time.time():.2f} {text}", flush=True)
-
-
-def arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--steps-per-epoch", type=int, default=100)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to wait after each step")
-    parser.add_argument("--data", type=Path, default=os.environ.get("DIGITS_DATA") or None)
-    parser.add_argument("--model-dir", type=Path, default=os.environ.get("TF_OPERATOR_MODEL_DIR") or None)
-    return parser.parse_args()
-
-
-def role() -> tuple[str, int]:
-    """Return what this process is in the cluster of TF_CONFIG."""
-    try:
-        task = json.loads(os.environ["TF_CONFIG"])["task"]
-        return str(task["type"]), int(task["index"])
-    except (KeyError, ValueError, TypeError):
-        raise DataError("TF_CONFIG is not set, or has no task: start this program as a replica of a job") from None
-
-
-def serve() -> None:
-    """Run a ps or a worker: it works for the chief until it is stopped."""
-    import tensorflow as tf
-
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    server = tf.distribute.Server(
-        resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
-    )
-    say(f"{resolver.task_type} {resolver.task_id} serves at {server.target}")
-    server.join()
+from digits.data import Digits
+from digits.replica import HIDDEN, LEARNING_RATE, inputs, leave, options, run, say, serve, task, write_result
 
 
 @dataclass
@@ -197,52 +153,21 @@ class Training:
         }
 
 
-def write_result(result: dict[str, Any]) -> None:
-    """Print the result, and leave it where TF_OPERATOR_RESULT says."""
-    say("result " + json.dumps(result))
-    if target := os.environ.get("TF_OPERATOR_RESULT"):
-        part = Path(f"{target}.{os.getpid()}")
-        part.write_text(json.dumps(result))
-        part.replace(target)
-
-
-def lead(args: argparse.Namespace) -> None:
-    """Run the chief. What can be wrong with its input is found before TensorFlow is imported."""
-    if not args.data:
-        raise DataError("no data set: give --data, or set DIGITS_DATA")
-    if not args.model_dir:
-        raise DataError("no place for checkpoints: give --model-dir, or set TF_OPERATOR_MODEL_DIR")
-    digits = load(args.data, key_from_environment())
-    import tensorflow as tf
-
-    try:
-        write_result(Training(args, digits).run())
-    except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
-        # TensorFlow's account is fifty lines long; the last line is what people are shown first.
-        traceback.print_exc()
-        sys.stderr.flush()
-        lines = str(error).splitlines()
-        say("the cluster is lost: " + next((line for line in lines if "onnect" in line), lines[0]).strip())
-        # An ordinary exit would first try to free what is on the lost ps, and bury that line.
-        os._exit(1)
-
-
-def main() -> int:
+def train() -> None:
     """Run this process's role."""
-    args = arguments()
-    try:
-        kind, _ = role()
-        if kind == "chief":
-            lead(args)
-        elif kind in ("ps", "worker"):
-            serve()
-        else:
-            raise DataError(f"TF_CONFIG gives this process the role {kind}: chief, worker and ps are known here")
-    except DataError as error:
-        print(f"digits: {error}", file=sys.stderr)
-        return 2
-    return 0
+    parser = options(__doc__)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--steps-per-epoch", type=int, default=100)
+    args = parser.parse_args()
+    place = task("chief", "worker", "ps")
+    if place.kind != "chief":
+        serve(place)
+    training = Training(args, inputs(args))
+    write_result(training.run())
+    # An ordinary end would first free what is on the ps and the workers, while TensorFlow's own threads are still at
+    # work on it, and is now and then aborted (SIGABRT) after a good result.
+    leave(0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(train))

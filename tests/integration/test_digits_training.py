@@ -146,7 +146,10 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"DIGITS_DATA": ""}, "no data set: give --data, or set DIGITS_DATA"),
     ({"TF_OPERATOR_MODEL_DIR": ""}, "no place for checkpoints: give --model-dir"),
     ({"TF_CONFIG": ""}, "TF_CONFIG is not set, or has no task"),
-    ({"TF_CONFIG": '{"task": {"type": "evaluator", "index": 0}}'}, "gives this process the role evaluator"),
+    (
+        {"TF_CONFIG": '{"cluster": {}, "task": {"type": "evaluator", "index": 0}}'},
+        "gives this process the role evaluator",
+    ),
 ]
 
 
