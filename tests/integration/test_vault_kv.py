@@ -35,6 +35,15 @@ def secrets(openbao: DevOpenBao) -> None:
     adapter.put("/v1/secret/destroy/training/destroyed", json={"versions": [1]})
 
 
+def test_another_engine_is_read_as_it_is(openbao: DevOpenBao) -> None:
+    login = Logins(openbao)
+    login.client.adapter.post("/v1/cubbyhole/x", json={"value": VALUE})
+    assert resolve([ref("cubbyhole/x#value")], login).env == {"VALUE": VALUE}
+    told = len(login.asked)
+    check([ref("cubbyhole/x#value")], login)
+    assert login.asked[told:] == ["get sys/internal/ui/mounts/cubbyhole/x", "post sys/capabilities-self"]
+
+
 def value(openbao: DevOpenBao, vault: str, **fields: Any) -> str:
     check([ref(vault, **fields)], Logins(openbao))
     return resolve([ref(vault, **fields)], Logins(openbao)).env["VALUE"]
@@ -107,7 +116,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("kv2#token", {}, "kv2 is a whole mount; write the path of a secret below it"),
     ("secret/training/../elsewhere#value", {}, "must be names with a single / between them, without . and .."),
     ("secret/training//one#value", {}, "must be names with a single / between them, without . and .."),
-    ("cubbyhole/x#value", {}, "the mount cubbyhole is of type cubbyhole; only KV mounts can be read"),
+    ("cubbyhole/x#value", {"kv": 2}, "kv: 2 is declared, but the mount cubbyhole is of type cubbyhole; remove kv"),
+    ("cubbyhole/x#value", {"version": 2}, "version: 2, but cubbyhole is no KV mount; remove version"),
+    ("auth/token/lookup-self#id", {}, "auth/token/lookup-self is the server's own, and no secret"),
+    ("token/lookup-self#id", {"mount": "auth"}, "auth/token/lookup-self is the server's own, and no secret"),
+    ("sys/health#version", {}, "sys/health is the server's own, and no secret"),
     ("nomount/x#value", {}, "there is nothing at this path (read as nomount/data/x)"),
 ]
 

@@ -1,4 +1,4 @@
-"""Where a KV secret is, and reading it: mounts of either version, with slashes in their names, told or guessed."""
+"""Where a secret is, and reading it: KV mounts of either version, any other engine; told by the server or guessed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from typing import Any
 from tf_operator.errors import SecretError
 from tf_operator.job_spec.rendered import RenderedSecret
 from tf_operator.secrets.faults import DeniedError, NotThereError
+from tf_operator.secrets.model import Lease, full_path
 from tf_operator.secrets.session import VaultSession
 
 KV_TYPES = ("kv", "generic")
+NO_KV = 0
+"""In place of a KV version: another engine, whose path is read as it is."""
+OWN_TYPES = ("system", "identity", "token", "ns_system", "ns_identity", "ns_token")
+OWN_PATHS = ("auth", "sys", "identity")
+"""The server's own parts: what they give is no secret of a job, but may be the token (`auth/token/lookup-self`)."""
 
 
 def place(ref: RenderedSecret) -> str:
@@ -21,7 +27,7 @@ def place(ref: RenderedSecret) -> str:
 
 @dataclass(frozen=True)
 class Location:
-    """A secret's mount and its path below it. `kv` is None where nobody told the version, `told` by whom it was."""
+    """A secret's mount and its path below it. `kv` is None where nobody told the version; `told`: by the server."""
 
     mount: str
     path: str
@@ -30,8 +36,8 @@ class Location:
 
     def readings(self) -> list[tuple[int, str]]:
         """Return (KV version, path below it) in the order in which they are tried."""
-        readings = [(self.kv or 2, self.path)]
-        if self.path.startswith("data/") and self.kv != 1:
+        readings = [(2 if self.kv is None else self.kv, self.path)]
+        if self.path.startswith("data/") and self.kv in (None, 2):
             # People copy the API's path, `data/` included; a secret's own path may begin so too, and goes first.
             readings.append((2, self.path.removeprefix("data/")))
         if self.kv is None:
@@ -46,9 +52,11 @@ def api_path(mount: str, kv: int, path: str, part: str = "data") -> str:
 
 def locate(ref: RenderedSecret, session: VaultSession) -> Location:
     """Ask the server for the mount; if it does not say, take the declared, the connection's, or the first part."""
-    path = _clean(ref.path, ref)
+    _clean(ref.path, ref)
     declared = _clean(ref.mount, ref) if ref.mount else None
-    full = path if declared is None or f"{path}/".startswith(f"{declared}/") else f"{declared}/{path}"
+    full = full_path(ref)
+    if full.partition("/")[0] in OWN_PATHS:
+        raise SecretError(f"{place(ref)}: {full} is the server's own, and no secret; name a path of a secrets engine")
     try:
         told = session.get(f"sys/internal/ui/mounts/{full}", place(ref))
     except (DeniedError, NotThereError):
@@ -59,8 +67,10 @@ def locate(ref: RenderedSecret, session: VaultSession) -> Location:
         raise SecretError(
             f"{place(ref)}: mount: {declared} is declared, but the path is on the mount {mount}; remove mount"
         )
+    if kind in OWN_TYPES:
+        raise SecretError(f"{place(ref)}: {full} is the server's own, and no secret; name a path of a secrets engine")
     if kind not in KV_TYPES:
-        raise SecretError(f"{place(ref)}: the mount {mount} is of type {kind}; only KV mounts can be read")
+        return _other_engine(ref, mount, full, str(kind))
     if ref.kv and ref.kv != version:
         raise SecretError(
             f"{place(ref)}: kv: {ref.kv} is declared, but the mount {mount} is KV version {version}; remove kv"
@@ -68,23 +78,24 @@ def locate(ref: RenderedSecret, session: VaultSession) -> Location:
     return Location(mount, _below(full, mount, ref), version, told=True)
 
 
-def read(ref: RenderedSecret, session: VaultSession) -> dict[str, Any]:
-    """Return the secret's keys and values."""
+def read(ref: RenderedSecret, session: VaultSession) -> tuple[dict[str, Any], Lease | None]:
+    """Return the secret's keys and values, and the lease where the engine grants one."""
     location = locate(ref, session)
 
-    def reading(kv: int, path: str) -> dict[str, Any]:
+    def reading(kv: int, path: str) -> tuple[dict[str, Any], Lease | None]:
         params = {"version": ref.version} if ref.version and kv == 2 else {}
-        data = session.get(api_path(location.mount, kv, path), place(ref), **params)
-        return _inner(data, ref) if kv == 2 else data
+        answer = session.answer(api_path(location.mount, kv, path), place(ref), **params)
+        return _inner(answer["data"], ref) if kv == 2 else answer["data"], _lease(answer, ref)
 
-    keys: dict[str, Any] = first_reading(ref, location, reading)
-    return keys
+    found: tuple[dict[str, Any], Lease | None] = first_reading(ref, location, reading)
+    return found
 
 
 def first_reading(ref: RenderedSecret, location: Location, reading: Callable[[int, str], Any]) -> Any:
     """Return what the first possible reading gives; SecretError, the most telling one, if none is possible."""
-    if ref.version and location.kv == 1:
-        raise SecretError(f"{place(ref)}: version: {ref.version}, but {location.mount} is KV version 1; remove version")
+    if ref.version and location.kv in (1, NO_KV):
+        kind = "KV version 1" if location.kv else "no KV mount"
+        raise SecretError(f"{place(ref)}: version: {ref.version}, but {location.mount} is {kind}; remove version")
     errors: list[NotThereError | DeniedError] = []
     for kv, path in location.readings():
         if ref.version and kv == 1:
@@ -129,6 +140,20 @@ def _guessed(ref: RenderedSecret, session: VaultSession, full: str, declared: st
     own = (session.mount or "").strip("/")
     mount = declared or (own if own and full.startswith(f"{own}/") else full.partition("/")[0])
     return Location(mount, _below(full, mount, ref), ref.kv or session.kv, told=False)
+
+
+def _other_engine(ref: RenderedSecret, mount: str, full: str, kind: str) -> Location:
+    if ref.kv:
+        raise SecretError(f"{place(ref)}: kv: {ref.kv} is declared, but the mount {mount} is of type {kind}; remove kv")
+    return Location(mount, _below(full, mount, ref), NO_KV, told=True)
+
+
+def _lease(answer: dict[str, Any], ref: RenderedSecret) -> Lease | None:
+    # Static secrets have a duration too (a hint how often to look), but no lease id.
+    if not answer.get("lease_id"):
+        return None
+    duration, renewable = float(answer.get("lease_duration") or 0), bool(answer.get("renewable"))
+    return Lease(str(answer["lease_id"]), duration, renewable, full_path(ref), ref.connection)
 
 
 def _below(full: str, mount: str, ref: RenderedSecret) -> str:

@@ -17,6 +17,7 @@ def check(refs: Sequence[RenderedSecret], login: Login, *, patience: float = PAT
 
     Asked: the token's capabilities; on KV version 2 whether the version exists, and which keys it has where the policy
     lets us see (`subkeys`); on version 1 whether the path is listed, likewise. What is hidden from us is not an error.
+    Other engines' paths are never read: that would make what nobody uses, and a lease for it.
     """
     again = Patience(patience)
     with sessions(login, again) as session:
@@ -32,7 +33,7 @@ def _check(ref: RenderedSecret, session: VaultSession) -> None:
         if kv == 2:
             _check_version(ref, session, location, path)
             _check_key(ref, session, location, path)
-        else:
+        elif kv == 1:
             _check_listed(ref, session, location, path)
 
     first_reading(ref, location, reading)

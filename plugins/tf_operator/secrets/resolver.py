@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tf_operator.errors import SecretError
@@ -14,6 +15,7 @@ from tf_operator.job_spec.rendered import RenderedSecret
 from tf_operator.masking import MIN_LENGTH, mask_texts, too_short
 from tf_operator.runners.base import SecretBundle, SecretFile
 from tf_operator.secrets.kv import pick, place, read
+from tf_operator.secrets.model import Fetched, Lease, full_path
 from tf_operator.secrets.session import PATIENCE, Login, Patience, VaultSession, sessions
 
 log = logging.getLogger(__name__)
@@ -22,29 +24,57 @@ LONGEST_ENV = 128 * 1024
 
 
 def resolve(refs: Sequence[RenderedSecret], login: Login, *, patience: float = PATIENCE) -> SecretBundle:
-    """Read every secret, with one login per connection.
+    """Read every secret, with one login per connection that ends with the read: so, none that lives by a lease.
 
     A sealed or unreachable Vault is asked again for `patience` seconds in all.
     Raises SecretError, or SecretUnavailableError where a later try may help. Messages hold no value.
     """
+    again = Patience(patience)
+    with sessions(login, again) as session:
+        fetched = fetch(refs, session, again, lambda lease: _refuse(lease, session(lease.connection)))
+    return fetched.bundle
+
+
+def _refuse(lease: Lease, session: VaultSession) -> None:
+    with contextlib.suppress(SecretError):
+        session.revoke(lease)
+    raise SecretError(
+        f"secret {lease.path} (connection {lease.connection}): it lives by a lease, which nobody would renew here"
+    )
+
+
+def fetch(
+    refs: Sequence[RenderedSecret],
+    session: Callable[[str], VaultSession],
+    again: Patience,
+    granted: Callable[[Lease], None] = lambda lease: None,
+) -> Fetched:
+    """Read every secret through sessions (connection id → session) that stay open, as `sessions` gives them.
+
+    `granted` is told of a lease before anything else can go wrong: whoever made it has to end it, on an error too.
+    One read serves all references to a path, so a user name and its password belong together. Raises as `resolve`.
+    """
     env: dict[str, str] = {}
     files: list[SecretFile] = []
     masks: set[str] = set()
-    again = Patience(patience)
-    with sessions(login, again) as session:
-        read_once: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for ref in refs:
-            source = (ref.connection, ref.path, ref.mount, ref.kv, ref.version)
-            if source not in read_once:
-                read_once[source] = again(lambda ref=ref: read(ref, session(ref.connection)))  # type: ignore[misc]
-            stored = pick(ref, read_once[source])
-            content = decoded(ref, stored)
-            _cover(ref, (stored, content), session(ref.connection), masks)
-            if ref.file is not None:
-                files.append(SecretFile(ref.file, content, ref.mode))
-            else:
-                env[str(ref.env)] = _as_variable(ref, content)
-    return SecretBundle(env=env, files=files, mask=sorted(masks, key=lambda text: (-len(text), text)))
+    leases: list[Lease] = []
+    read_once: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for ref in refs:
+        source = (ref.connection, full_path(ref), ref.kv, ref.version)
+        if source not in read_once:
+            read_once[source], lease = again(lambda ref=ref: read(ref, session(ref.connection)))  # type: ignore[misc]
+            if lease is not None:
+                granted(lease)
+                leases.append(lease)
+        stored = pick(ref, read_once[source])
+        content = decoded(ref, stored)
+        _cover(ref, (stored, content), session(ref.connection), masks)
+        if ref.file is not None:
+            files.append(SecretFile(ref.file, content, ref.mode))
+        else:
+            env[str(ref.env)] = _as_variable(ref, content)
+    bundle = SecretBundle(env=env, files=files, mask=sorted(masks, key=lambda text: (-len(text), text)))
+    return Fetched(bundle, tuple(leases))
 
 
 def decoded(ref: RenderedSecret, stored: Any) -> bytes:

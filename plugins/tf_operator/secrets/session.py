@@ -13,6 +13,7 @@ import tenacity
 
 from tf_operator.errors import SecretError, SecretUnavailableError
 from tf_operator.secrets.faults import explain
+from tf_operator.secrets.model import Lease
 
 PATIENCE = 20.0
 """Seconds for which a sealed or unreachable Vault is asked again, over all secrets of a replica."""
@@ -36,17 +37,35 @@ class VaultSession:
     register_masks: Callable[[Sequence[str]], None] | None = field(default=None, repr=False)
     """Told the texts to keep out of logs before anybody gets a value."""
 
-    def get(self, path: str, where: str, **params: str | int) -> dict[str, Any]:
-        """Read an API path. Raises the errors of `faults`; `where` begins their messages."""
+    def answer(self, path: str, where: str, **params: str | int) -> dict[str, Any]:
+        """Read an API path: `data`, and the lease's fields. Raises the errors of `faults`; `where` begins them."""
         return self._call("get", path, where, params=params or None)
+
+    def get(self, path: str, where: str, **params: str | int) -> dict[str, Any]:
+        """Read an API path's data, likewise."""
+        data: dict[str, Any] = self.answer(path, where, **params)["data"]
+        return data
 
     def list(self, path: str, where: str) -> dict[str, Any]:
         """List an API path, likewise."""
-        return self._call("list", path, where)
+        data: dict[str, Any] = self._call("list", path, where)["data"]
+        return data
 
     def post(self, path: str, where: str, body: dict[str, Any]) -> dict[str, Any]:
         """Write to an API path, likewise."""
-        return self._call("post", path, where, json=body)
+        data: dict[str, Any] = self._call("post", path, where, json=body)["data"]
+        return data
+
+    def revoke(self, lease: Lease) -> None:
+        """End a lease, and what it granted, before this returns. Raises as `get`; a lease that is gone is no error."""
+        where = f"lease on {lease.path} (connection {lease.connection})"
+        body = {"lease_id": lease.lease_id, "sync": True}
+        translated(lambda: self.client.adapter.post("/v1/sys/leases/revoke", json=body), where, self.address)
+
+    @property
+    def address(self) -> str:
+        """The server's URL."""
+        return str(self.client.adapter.base_uri)
 
     def close(self) -> None:
         """Revoke the token if this login made it. A failure is no error: the token's TTL bounds its life."""
@@ -58,13 +77,10 @@ class VaultSession:
 
     def _call(self, method: str, path: str, where: str, **options: Any) -> dict[str, Any]:
         send = getattr(self.client.adapter, method)
-        answer = translated(lambda: send(f"/v1/{quote(path)}", **options), where, self.client.adapter.base_uri)
+        answer = translated(lambda: send(f"/v1/{quote(path)}", **options), where, self.address)
         if not isinstance(answer, dict) or not isinstance(answer.get("data"), dict):
-            raise SecretError(
-                f"{where}: {self.client.adapter.base_uri} does not answer as a Vault does; check its address"
-            )
-        data: dict[str, Any] = answer["data"]
-        return data
+            raise SecretError(f"{where}: {self.address} does not answer as a Vault does; check its address")
+        return answer
 
 
 Login = Callable[[str], Any]
