@@ -18,14 +18,13 @@ from tf_operator.identity import Identity, ReplicaId
 from tf_operator.job_spec.rendered import RenderedJob
 from tf_operator.membership import Cluster, Member, Phase, Status, Verdict, describe_end
 from tf_operator.memory import Memory
+from tf_operator.pace import pause
 from tf_operator.replica_program import ReplicaProgram
 from tf_operator.runners.base import Exit
 from tf_operator.watching import Channel, ChannelError, DeviceLease, Host, Outcome, Result, Store
 
 __all__ = ["Channel", "ChannelError", "DeviceLease", "Host", "Outcome", "Result", "Store", "Watcher"]
 
-CHANNEL_TICK = 1.0
-"""Seconds between looks at the cluster message: each costs the API server a call."""
 SLOW_TICK = 5.0
 """Seconds between looks at what changes rarely: the owner's state, the newest watcher, the saved output offset."""
 PATIENCE = 180.0
@@ -108,7 +107,7 @@ class Watcher:
             self._look_at_program()
             if self._due("_next_slow", SLOW_TICK) and (outcome := self._look_slowly()):
                 return outcome
-            if not self._due("_next_channel", CHANNEL_TICK):
+            if not self._due("_next_channel", self._channel_pause()):
                 return None
             if self._unsaid:
                 self._channel.publish(self._member)
@@ -127,6 +126,11 @@ class Watcher:
             return False
         setattr(self, name, now + interval)
         return True
+
+    def _channel_pause(self) -> float:
+        """Seconds between looks at the cluster message."""
+        ready = self._member.status is Status.READY
+        return pause(self._clock() - self._ended_at if ready else None)
 
     def _bear(self, error: ChannelError) -> Outcome | None:
         """An outage: a living program is left alone; with none, another try costs nothing and may find the way."""

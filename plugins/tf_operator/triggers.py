@@ -18,6 +18,7 @@ from tf_operator import airflow_io
 from tf_operator.identity import ReplicaId
 from tf_operator.membership import Cluster, Member, Owner, Phase, begin
 from tf_operator.membership.decide import GONE
+from tf_operator.pace import pause
 from tf_operator.plan import GroupRef, Place, Plan, places
 
 TICK = 1.0
@@ -44,6 +45,7 @@ class ClusterTrigger(BaseTrigger):
         self._admission: str | None = None
         self._turn = 0
         self._said = ""
+        self._forming = (0, 0.0)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The kwargs of the defer: what changes later is in the cluster's XCom."""
@@ -100,7 +102,15 @@ class ClusterTrigger(BaseTrigger):
             if await self._look() and self._step(owner):
                 await self._publish(owner.cluster)
             if not owner.cluster.phase.terminal:
-                await asyncio.sleep(TICK)
+                await asyncio.sleep(pause(self._formed_for(owner.cluster)))
+
+    def _formed_for(self, cluster: Cluster) -> float | None:
+        """Seconds this generation has been forming; None once it runs."""
+        if cluster.phase is not Phase.FORMING:
+            return None
+        if self._forming[0] != cluster.generation:
+            self._forming = (cluster.generation, time.monotonic())
+        return time.monotonic() - self._forming[1]
 
     def _step(self, owner: Owner) -> bool:
         if self._admission in NOT_OPENED:
