@@ -1,11 +1,13 @@
-"""What the integration tests start: one OpenBao per session."""
+"""What the integration tests start: one OpenBao per session, one PostgreSQL where a test asks for it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from postgres_server import PostgresServer, binaries
 
 from tf_operator.services.openbao import DevOpenBao
 
@@ -19,4 +21,16 @@ def openbao(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevOpenBao]:
         client = server.client()
         for path in ("kv1", "kv2", "team/kv1", "team/kv2"):
             client.sys.enable_secrets_engine("kv", path=path, options={"version": path[-1]})
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A real PostgreSQL, for dynamic credentials."""
+    if not os.environ.get("CI"):
+        try:
+            binaries()
+        except FileNotFoundError as error:
+            pytest.skip(str(error))
+    with PostgresServer() as server:
         yield server

@@ -108,8 +108,16 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("kv1/team/train#token", {"version": 1}, "version: 1, but kv1 is KV version 1; remove version"),
     ("kv2/nowhere#token", {}, "there is nothing at this path (read as kv2/data/nowhere)"),
     ("kv1/team/nowhere#token", {}, "there is nothing at this path (read as kv1/team/nowhere)"),
-    ("secret/training/versions#value", {"version": 9}, "nothing at this path in version 9 (read as secret/data/"),
-    ("secret/training/deleted#value", {}, "version 1 was deleted; undelete or write it"),
+    (
+        "secret/training/versions#value",
+        {"version": 9},
+        "(version 9, connection vault_default): there is nothing at this path (read as secret/data/",
+    ),
+    (
+        "secret/training/deleted#value",
+        {},
+        "version 1 was deleted, or expired by its delete_version_after; undelete or write it",
+    ),
     ("secret/training/destroyed#value", {}, "version 1 was destroyed; write it again"),
     ("secret/training/one#valeu", {}, "no such key among its 1; did you mean value?"),
     ("kv2/team/train#xyz", {}, "no such key among its 4; it has data, n, o, token"),
@@ -121,7 +129,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("auth/token/lookup-self#id", {}, "auth/token/lookup-self is the server's own, and no secret"),
     ("token/lookup-self#id", {"mount": "auth"}, "auth/token/lookup-self is the server's own, and no secret"),
     ("sys/health#version", {}, "sys/health is the server's own, and no secret"),
-    ("nomount/x#value", {}, "there is nothing at this path (read as nomount/data/x)"),
+    ("nomount/x#value", {}, "has nothing mounted there; check the path's mount (read as nomount/data/x)"),
 ]
 
 
@@ -132,7 +140,9 @@ def test_faults(openbao: DevOpenBao, do: Any, vault: str, fields: dict[str, Any]
         do([ref(vault, **fields)], Logins(openbao))
     message = str(caught.value)
     assert expected in message
-    assert message.startswith(f"secret {vault} (connection vault_default): ")
+    full = f"{fields.get('mount')}/{vault}" if vault == "token/lookup-self#id" else vault
+    version = f"version {fields['version']}, " if "version" in fields else ""
+    assert message.startswith(f"secret {full} ({version}connection vault_default): ")
     assert "\n" not in message
     assert not isinstance(caught.value, SecretUnavailableError)
     assert VALUE not in chain(caught.value)

@@ -8,6 +8,7 @@ from typing import Any
 
 import hvac
 import requests
+from postgres_server import PostgresServer
 
 from tf_operator.job_spec.rendered import RenderedSecret
 from tf_operator.secrets import VaultSession
@@ -40,6 +41,33 @@ def put(server: DevOpenBao, api_path: str, values: Json) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
+
+
+def database(server: DevOpenBao, postgres: PostgresServer, mount: str = "database", **role: str) -> None:
+    """A database engine with the role `reader`; `role` has its default_ttl and max_ttl (durations)."""
+    client = server.client()
+    if f"{mount}/" not in client.sys.list_mounted_secrets_engines()["data"]:
+        client.sys.enable_secrets_engine("database", path=mount)
+    connection = {
+        "plugin_name": "postgresql-database-plugin",
+        "connection_url": f"postgresql://{{{{username}}}}:{{{{password}}}}@127.0.0.1:{postgres.port}/postgres",
+        "allowed_roles": "*",
+        "username": "postgres",
+        "password": postgres.password,
+    }
+    client.adapter.post(f"/v1/{mount}/config/postgres", json=connection)
+    statements = ["CREATE ROLE \"{{name}}\" WITH LOGIN PASSWORD '{{password}}' VALID UNTIL '{{expiration}}'"]
+    body = {"db_name": "postgres", "creation_statements": statements, **role}
+    client.adapter.post(f"/v1/{mount}/roles/reader", json=body)
+
+
+def leases(server: DevOpenBao, prefix: str) -> list[str]:
+    """The ids of the leases below `prefix`, without it."""
+    try:
+        found: list[str] = server.client().adapter.list(f"/v1/sys/leases/lookup/{prefix}")["data"]["keys"]
+    except hvac.exceptions.InvalidPath:
+        return []
+    return found
 
 
 def token(server: DevOpenBao, rules: str) -> str:

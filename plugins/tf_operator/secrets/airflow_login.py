@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_operator.errors import SecretError
-from tf_operator.secrets.session import REQUEST_TIMEOUT, VaultSession, translated
+from tf_operator.secrets.connection import check_extra
+from tf_operator.secrets.logins import guarded
+from tf_operator.secrets.session import REQUEST_TIMEOUT, VaultSession
 
 
 def login_airflow(connection: str) -> VaultSession:
@@ -19,20 +21,25 @@ def login_airflow(connection: str) -> VaultSession:
     from airflow.sdk.exceptions import AirflowNotFoundException
 
     where = f"connection {connection}"
-    hook: Any = None
+    described: Any = None
     with contextlib.suppress(AirflowNotFoundException):
-        hook = translated(lambda: VaultHook(vault_conn_id=connection), where, "Vault")
-    if hook is None:
+        described = VaultHook.get_connection(connection)
+    if described is None:
         raise SecretError(f"{where}: there is no such Airflow connection; create one of type vault")
+    extra = described.extra_dejson
+    check_extra(extra, where)
+    # The hook has these two as arguments, but does not look for them in every connection.
+    options = {name: extra[name] for name in ("role_id", "token_path") if extra.get(name)}
+    hook: Any = guarded(lambda: VaultHook(vault_conn_id=connection, **options), where, "Vault")
     vault = hook.vault_client
     vault.kwargs.setdefault("timeout", REQUEST_TIMEOUT)
     # Not hook.get_conn(): it would look the token up first, and log in a second time if it may not.
-    client = translated(lambda: vault.client, where, vault.url)
-    version = hook.connection.extra_dejson.get("kv_engine_version")
+    client = guarded(lambda: vault.client, where, vault.url)
+    version = extra.get("kv_engine_version")
     return VaultSession(
         connection,
         client,
-        hook.connection.schema or None,
+        described.schema or None,
         int(version) if version else None,
         made_token=vault.auth_type != "token",
         register_masks=register_masks,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from tf_operator.errors import SecretError, SecretUnavailableError
 
 
 class NotThereError(SecretError):
-    """404. `state` is absent, deleted, destroyed, or wrong engine (asked a KV version 2 mount as version 1)."""
+    """`state` is absent, deleted, destroyed, no mount, wrong version (of KV), wrong engine (no such path to read)."""
 
     def __init__(self, message: str, state: str) -> None:
         super().__init__(message)
@@ -25,7 +27,10 @@ class DeniedError(SecretError):
 
 
 def explain(error: Exception, where: str, address: str) -> SecretError:
-    """Return our error for one of hvac or requests. The server's own words are dropped but for known phrases."""
+    """Return our error for one of hvac or requests. The server's own words are dropped but for known phrases.
+
+    `address` is the server's URL, and its namespace where the connection has one.
+    """
     import hvac.exceptions as hvac
     import requests
 
@@ -36,15 +41,14 @@ def explain(error: Exception, where: str, address: str) -> SecretError:
     if isinstance(error, requests.RequestException):
         return SecretError(f"{where}: {address} is no usable address; check the connection's host, port and use_tls")
     said = " ".join(getattr(error, "errors", None) or [getattr(error, "text", None) or ""])
-    if isinstance(error, hvac.InvalidPath):
-        return _not_there(error, where)
+    if isinstance(error, hvac.InvalidPath | hvac.UnsupportedOperation):
+        return _not_there(error, said, where, address)
     if isinstance(error, hvac.Forbidden | hvac.Unauthorized):
         return _denied(said, where)
     if isinstance(error, hvac.VaultDown) and "sealed" in said:
         return SecretUnavailableError(f"{where}: the Vault at {address} is sealed; unseal it")
     if isinstance(error, hvac.InvalidRequest):
-        hint = "it speaks TLS: set use_tls in the connection" if "HTTPS server" in said else "check the connection"
-        return SecretError(f"{where}: {address} refuses the request as invalid (400); {hint}")
+        return _refused(said, where, address)
     if type(error) is hvac.VaultError and getattr(error, "url", None) is None:
         # Raised on our side by the Airflow provider for what a connection lacks.
         return SecretError(f"{where}: {str(error.args[0]).splitlines()[0]}")
@@ -52,18 +56,55 @@ def explain(error: Exception, where: str, address: str) -> SecretError:
     return SecretUnavailableError(f"{where}: the Vault at {address} cannot answer now ({kind}); see its log")
 
 
-def _not_there(error: Any, where: str) -> NotThereError:
-    answer: dict[str, Any] = error.json if isinstance(error.json, dict) else {}
-    metadata: dict[str, Any] = (answer.get("data") or {}).get("metadata") or {}
+def explain_login(error: Exception, where: str, address: str) -> SecretError:
+    """Return our error for a login that failed, likewise. What was offered is not in the server's answer's phrases."""
+    import hvac.exceptions as hvac
+
+    said = " ".join(getattr(error, "errors", None) or [getattr(error, "text", None) or ""])
+    if isinstance(error, hvac.InvalidPath) and "no handler for route" in said:
+        text = "has no such auth method mounted there; check auth_type and auth_mount_point"
+        return SecretError(f"{where}: {address} {text}")
+    refused = isinstance(error, hvac.InvalidRequest | hvac.Forbidden | hvac.Unauthorized)
+    if refused and "HTTPS server" not in said:
+        expired = "what was offered has expired; renew it" if "expired" in said else "check its credentials and role"
+        return SecretError(f"{where}: {address} refuses the login; {expired}")
+    return explain(error, where, address)
+
+
+def gone(where: str, metadata: Mapping[str, Any]) -> NotThereError | None:
+    """The error for a version of which only this is left; None for one that is there."""
+    number = metadata.get("version")
     if metadata.get("destroyed"):
-        return NotThereError(f"{where}: version {metadata.get('version')} was destroyed; write it again", "destroyed")
-    if metadata.get("deletion_time"):
-        return NotThereError(f"{where}: version {metadata.get('version')} was deleted; undelete or write it", "deleted")
+        return NotThereError(f"{where}: version {number} was destroyed; write it again", "destroyed")
+    if _is_past(metadata.get("deletion_time") or ""):
+        text = f"{where}: version {number} was deleted, or expired by its delete_version_after; undelete or write it"
+        return NotThereError(text, "deleted")
+    return None
+
+
+def _not_there(error: Any, said: str, where: str, address: str) -> SecretError:
+    answer: dict[str, Any] = error.json if isinstance(error.json, dict) else {}
+    if left := gone(where, (answer.get("data") or {}).get("metadata") or {}):
+        return left
+    if "namespace not found" in said:
+        return SecretError(f"{where}: {address}: there is no such namespace; correct the connection's")
+    if "no handler for route" in said:
+        return NotThereError(f"{where}: {address} has nothing mounted there; check the path's mount", "no mount")
     if any("versioned" in str(warning) for warning in answer.get("warnings") or ()):
-        return NotThereError(
-            f"{where}: the mount is KV version 2, read as version 1; correct or remove kv", "wrong engine"
-        )
+        text = f"{where}: the mount is KV version 2, read as version 1; correct or remove kv"
+        return NotThereError(text, "wrong version")
+    if "unsupported" in said:
+        return NotThereError(f"{where}: the engine has no such path to read", "wrong engine")
     return NotThereError(f"{where}: there is nothing at this path", "absent")
+
+
+def _refused(said: str, where: str, address: str) -> SecretError:
+    if "unknown role" in said:
+        return NotThereError(f"{where}: the engine has no such role", "absent")
+    if "Upgrading from non-versioned" in said:
+        return SecretUnavailableError(f"{where}: the mount is just being made KV version 2; try again")
+    hint = "it speaks TLS: set use_tls in the connection" if "HTTPS server" in said else "check path and connection"
+    return SecretError(f"{where}: {address} refuses the request as invalid (400); {hint}")
 
 
 def _denied(said: str, where: str) -> DeniedError:
@@ -94,3 +135,13 @@ def _network_reason(text: str, address: str) -> str:
     # A server that speaks TLS answers plain HTTP with a line and a reset: often only the reset is seen.
     hint = "; if it speaks TLS, set use_tls in the connection" if address.startswith("http:") else ""
     return f"the connection broke{hint}"
+
+
+def _is_past(moment: str) -> bool:
+    """Whether an RFC 3339 time is over; a time that cannot be read is (it is only set for a deletion)."""
+    if not moment:
+        return False
+    try:
+        return datetime.fromisoformat(moment[:19]).replace(tzinfo=UTC) <= datetime.now(UTC)
+    except ValueError:
+        return True

@@ -8,10 +8,12 @@ from typing import Any
 
 from tf_operator.errors import SecretError
 from tf_operator.job_spec.rendered import RenderedSecret
-from tf_operator.secrets.faults import DeniedError, NotThereError
+from tf_operator.secrets.faults import DeniedError, NotThereError, gone
 from tf_operator.secrets.model import Lease, full_path
 from tf_operator.secrets.session import VaultSession
 
+WHOLE = "*"
+"""In place of a key: the whole secret, as a JSON object."""
 KV_TYPES = ("kv", "generic")
 NO_KV = 0
 """In place of a KV version: another engine, whose path is read as it is."""
@@ -22,7 +24,8 @@ OWN_PATHS = ("auth", "sys", "identity")
 
 def place(ref: RenderedSecret) -> str:
     """Return the beginning of every message about `ref`."""
-    return f"secret {ref.path}#{ref.key} (connection {ref.connection})"
+    version = f"version {ref.version}, " if ref.version else ""
+    return f"secret {full_path(ref)}#{ref.key} ({version}connection {ref.connection})"
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,13 @@ def read(ref: RenderedSecret, session: VaultSession) -> tuple[dict[str, Any], Le
         answer = session.answer(api_path(location.mount, kv, path), place(ref), **params)
         return _inner(answer["data"], ref) if kv == 2 else answer["data"], _lease(answer, ref)
 
-    found: tuple[dict[str, Any], Lease | None] = first_reading(ref, location, reading)
+    found: tuple[dict[str, Any], Lease | None] = first_reading(ref, session, location, reading)
     return found
 
 
-def first_reading(ref: RenderedSecret, location: Location, reading: Callable[[int, str], Any]) -> Any:
+def first_reading(
+    ref: RenderedSecret, session: VaultSession, location: Location, reading: Callable[[int, str], Any]
+) -> Any:
     """Return what the first possible reading gives; SecretError, the most telling one, if none is possible."""
     if ref.version and location.kv in (1, NO_KV):
         kind = "KV version 1" if location.kv else "no KV mount"
@@ -103,15 +108,17 @@ def first_reading(ref: RenderedSecret, location: Location, reading: Callable[[in
         try:
             return reading(kv, path)
         except (NotThereError, DeniedError) as caught:
-            errors.append(_worded(caught, ref, location, api_path(location.mount, kv, path)))
-    ranks = ("deleted", "destroyed", "absent", "denied", "wrong engine")
+            errors.append(_worded(caught, session, location, api_path(location.mount, kv, path)))
+    ranks = ("deleted", "destroyed", "absent", "denied", "wrong version", "no mount", "wrong engine")
     raise min(errors, key=lambda error: ranks.index(getattr(error, "state", "denied")))
 
 
 def pick(ref: RenderedSecret, keys: dict[str, Any]) -> Any:
-    """Return the value of the reference's key; the error names keys only."""
+    """Return the value of the reference's key, all keys for `*`; the error names keys only."""
     if ref.key in keys:
         return keys[ref.key]
+    if ref.key == WHOLE:
+        return keys
     from difflib import get_close_matches
 
     near = get_close_matches(ref.key, [str(key) for key in keys], n=1)
@@ -120,20 +127,20 @@ def pick(ref: RenderedSecret, keys: dict[str, Any]) -> Any:
 
 
 def _worded(
-    error: NotThereError | DeniedError, ref: RenderedSecret, location: Location, path: str
+    error: NotThereError | DeniedError, session: VaultSession, location: Location, path: str
 ) -> NotThereError | DeniedError:
     """Add what this reading was to the server's answer, without its context."""
     if isinstance(error, DeniedError):
         if error.bad_token:
             return error
-        return DeniedError(f"{error}: the token's policy does not grant read on {path}, or the path is wrong")
-    if error.state != "absent":
+        what = "path or namespace" if session.client.adapter.namespace else "path"
+        return DeniedError(f"{error}: the token's policy does not grant read on {path}, or the {what} is wrong")
+    if error.state in ("deleted", "destroyed", "wrong version"):
         return error
-    version = f" in version {ref.version}" if ref.version else ""
     unsure = (
         "" if location.told or not location.kv else f"; kv: {location.kv} is declared, is the mount of that version?"
     )
-    return NotThereError(f"{error}{version} (read as {path}){unsure}", error.state)
+    return NotThereError(f"{error} (read as {path}){unsure}", error.state)
 
 
 def _guessed(ref: RenderedSecret, session: VaultSession, full: str, declared: str | None) -> Location:
@@ -174,6 +181,8 @@ def _clean(path: str, ref: RenderedSecret) -> str:
 def _inner(data: dict[str, Any], ref: RenderedSecret) -> dict[str, Any]:
     """Return the user's part of a version 2 answer: always one level down, whatever the user's keys are called."""
     inner = data.get("data")
+    if inner is None and (left := gone(place(ref), data.get("metadata") or {})):
+        raise left
     if not isinstance(inner, dict) or "metadata" not in data:
         raise SecretError(f"{place(ref)}: the mount does not answer as KV version 2; correct or remove kv")
     return inner

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from tf_operator.job_spec.rendered import RenderedSecret
-from tf_operator.secrets.faults import DeniedError, NotThereError
+from tf_operator.secrets.faults import DeniedError, NotThereError, gone
 from tf_operator.secrets.kv import Location, api_path, first_reading, locate, pick, place
 from tf_operator.secrets.session import PATIENCE, Login, Patience, VaultSession, sessions
 
@@ -36,7 +35,7 @@ def _check(ref: RenderedSecret, session: VaultSession) -> None:
         elif kv == 1:
             _check_listed(ref, session, location, path)
 
-    first_reading(ref, location, reading)
+    first_reading(ref, session, location, reading)
 
 
 def _check_capability(ref: RenderedSecret, session: VaultSession, path: str) -> None:
@@ -62,10 +61,8 @@ def _check_version(ref: RenderedSecret, session: VaultSession, location: Locatio
     version: dict[str, Any] | None = (metadata.get("versions") or {}).get(str(number))
     if version is None:
         raise NotThereError(f"{place(ref)}: there is nothing at this path", "absent")
-    if version.get("destroyed"):
-        raise NotThereError(f"{place(ref)}: version {number} was destroyed; write it again", "destroyed")
-    if _is_past(version.get("deletion_time") or ""):
-        raise NotThereError(f"{place(ref)}: version {number} was deleted; undelete or write it", "deleted")
+    if left := gone(place(ref), {**version, "version": number}):
+        raise left
 
 
 def _check_key(ref: RenderedSecret, session: VaultSession, location: Location, path: str) -> None:
@@ -84,15 +81,9 @@ def _check_listed(ref: RenderedSecret, session: VaultSession, location: Location
         listed = session.list(f"{location.mount}/{folder}".rstrip("/"), place(ref))
     except DeniedError:
         return
+    except NotThereError as error:
+        if error.state == "wrong engine":  # a mount nobody told us of, and no KV
+            return
+        raise
     if name not in listed.get("keys", [name]):
         raise NotThereError(f"{place(ref)}: there is nothing at this path", "absent")
-
-
-def _is_past(moment: str) -> bool:
-    """Whether an RFC 3339 time is over; a time that cannot be read is (it is only set for a deletion)."""
-    if not moment:
-        return False
-    try:
-        return datetime.fromisoformat(moment[:19]).replace(tzinfo=UTC) <= datetime.now(UTC)
-    except ValueError:
-        return True

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import tenacity
 
 from tf_operator.errors import SecretError, SecretUnavailableError
-from tf_operator.secrets.faults import explain
+from tf_operator.secrets import faults
 from tf_operator.secrets.model import Lease
 
 PATIENCE = 20.0
@@ -64,8 +64,9 @@ class VaultSession:
 
     @property
     def address(self) -> str:
-        """The server's URL."""
-        return str(self.client.adapter.base_uri)
+        """The server's URL, and the namespace where there is one: for messages."""
+        namespace = self.client.adapter.namespace
+        return str(self.client.adapter.base_uri) + (f", namespace {namespace}," if namespace else "")
 
     def close(self) -> None:
         """Revoke the token if this login made it. A failure is no error: the token's TTL bounds its life."""
@@ -87,8 +88,10 @@ Login = Callable[[str], Any]
 """Connection id → VaultSession (or a bare hvac client, whose token is then not revoked)."""
 
 
-def translated(action: Callable[[], T], where: str, address: str) -> T:
-    """Run `action`; its hvac and network errors become SecretErrors.
+def translated(
+    action: Callable[[], T], where: str, address: str, explain: Callable[..., SecretError] = faults.explain
+) -> T:
+    """Run `action`; its hvac and network errors become SecretErrors, in the words of `explain`.
 
     These are raised outside the handler, so that they carry no context: hvac's errors hold whole answers.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -97,13 +98,50 @@ def test_a_bad_one_is_one_line_without_its_password(monkeypatch: pytest.MonkeyPa
     assert "secret-password" not in repr(error)
 
 
-def test_methods_that_need_airflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_VAULT_DEFAULT", "vault://h?auth_type=kubernetes")
-    with pytest.raises(SecretError, match="auth_type kubernetes works on Airflow only; without it use token, approle"):
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("auth_type=gcp", "auth_type gcp works on Airflow only; without it use token, approle, userpass, ldap, jwt or"),
+        ("", "auth_type token needs a token"),
+        ("auth_type=approle", "auth_type approle needs a role id"),
+        ("auth_type=userpass", "auth_type userpass needs a user"),
+        ("auth_type=jwt&jwt_role=r", "auth_type jwt needs extra jwt_token or jwt_token_path"),
+        ("auth_type=jwt&jwt_token=t", "auth_type jwt needs extra jwt_role"),
+        ("auth_type=kubernetes", "/serviceaccount/token: cannot be read (No such file or directory)"),
+        ("auth_type=kerberos", "auth_type kerberos is not known; use one of token, approle"),
+        ("auth_type=radius", "would change the server's settings instead of logging in; use one of token"),
+        ("token_path=/no/such", "/no/such: cannot be read (No such file or directory)"),
+        ("namespace=team", "extra namespace: it belongs into client_kwargs; move it there"),
+        ("jwt_role=r", "extra jwt_role: has no meaning with auth_type token; remove it, or use auth_mount_point"),
+        ("role=r", "extra role: is not known; remove it, or use auth_mount_point, auth_type"),
+        ("kv_engine_version=3", "kv_engine_version: 3: must be 1 or 2; correct or remove it"),
+        ('client_kwargs={"session":1}', "client_kwargs: session: not allowed; use cert, namespace, proxies"),
+        ("client_kwargs=[1]", "client_kwargs: (no JSON object): not allowed"),
+    ],
+)
+def test_what_a_connection_lacks_or_must_not_say(monkeypatch: pytest.MonkeyPatch, query: str, expected: str) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_VAULT_DEFAULT", f"vault://h?{query}")
+    with pytest.raises(SecretError) as caught:
         login_environment("vault_default")
-    monkeypatch.setenv("AIRFLOW_CONN_VAULT_DEFAULT", "vault://h")
-    with pytest.raises(SecretError, match="auth_type token needs a token"):
-        login_environment("vault_default")
+    assert str(caught.value).startswith("connection vault_default: ")
+    assert expected in str(caught.value)
+    assert caught.value.__context__ is None
+
+
+def test_a_token_that_an_agent_keeps_fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    monkeypatch.setenv("AIRFLOW_CONN_VAULT_DEFAULT", f"vault://h?token_path={quote(str(file))}")
+    for token in ("first", "second"):
+        file.write_text(f"{token}\n")
+        assert login_environment("vault_default").client.token == token
+
+
+def test_what_is_empty_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow's form leaves empty fields of other methods."""
+    extra = {"auth_type": "token", "jwt_role": "", "kubernetes_role": None, "client_kwargs": {"namespace": None}}
+    text = json.dumps({"conn_type": "vault", "host": "h", "password": TOKEN, "extra": extra})
+    monkeypatch.setenv("AIRFLOW_CONN_VAULT_DEFAULT", text)
+    assert login_environment("vault_default").client.token == TOKEN
 
 
 def test_nothing_is_set() -> None:

@@ -7,7 +7,7 @@ import pytest
 import requests
 
 from tf_operator.errors import SecretError, SecretUnavailableError
-from tf_operator.secrets.faults import DeniedError, NotThereError, explain
+from tf_operator.secrets.faults import DeniedError, NotThereError, explain, explain_login
 
 HIDDEN = "never-to-be-seen"
 UNAVAILABLE = SecretUnavailableError
@@ -56,6 +56,11 @@ def untrusted(reason: str) -> requests.exceptions.SSLError:
         (vault.Unauthorized(text=HIDDEN), DeniedError, "permission denied"),
         (vault.InvalidRequest(errors=[HIDDEN]), SecretError, "refuses the request as invalid (400)"),
         (vault.InvalidPath(text=HIDDEN, json=[HIDDEN]), NotThereError, "there is nothing at this path"),
+        (vault.InvalidPath(errors=["namespace not found", HIDDEN]), SecretError, "ADDR: there is no such namespace"),
+        (vault.InvalidPath(errors=["no handler for route " + HIDDEN]), NotThereError, "ADDR has nothing mounted there"),
+        (vault.UnsupportedOperation(errors=["unsupported operation", HIDDEN]), NotThereError, "no such path to read"),
+        (vault.InvalidRequest(errors=["unknown role: " + HIDDEN]), NotThereError, "the engine has no such role"),
+        (vault.InvalidRequest(errors=["Upgrading from non-versioned to " + HIDDEN]), UNAVAILABLE, "just being made KV"),
         (
             untrusted("certificate has expired"),
             SecretError,
@@ -83,5 +88,25 @@ def test_answers(error: Exception, kind: type[SecretError], expected: str) -> No
     told = explain(error, "W", "ADDR")
     assert expected in str(told)
     assert str(told).startswith("W: ")
+    assert type(told) is kind
+    assert HIDDEN not in f"{told!r} {vars(told)}"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "expected"),
+    [
+        (vault.InvalidRequest(errors=[HIDDEN]), SecretError, "ADDR refuses the login; check its credentials and role"),
+        (vault.Forbidden(errors=[HIDDEN]), SecretError, "ADDR refuses the login; check its credentials and role"),
+        (vault.InvalidRequest(errors=[f"token is expired {HIDDEN}"]), SecretError, "what was offered has expired"),
+        (vault.InvalidRequest(errors=["to an HTTPS server"]), SecretError, "it speaks TLS: set use_tls"),
+        (vault.InvalidPath(errors=["no handler for route"]), SecretError, "check auth_type and auth_mount_point"),
+        (vault.InvalidPath(errors=["namespace not found"]), SecretError, "there is no such namespace"),
+        (vault.VaultDown(errors=["Vault is sealed"]), UNAVAILABLE, "is sealed; unseal it"),
+        (requests.ConnectionError(HIDDEN), UNAVAILABLE, "the connection broke"),
+    ],
+)
+def test_answers_to_a_login(error: Exception, kind: type[SecretError], expected: str) -> None:
+    told = explain_login(error, "W", "ADDR")
+    assert expected in str(told)
     assert type(told) is kind
     assert HIDDEN not in f"{told!r} {vars(told)}"
