@@ -7,7 +7,8 @@ TfOperatorError
 ├── RunnerError            a runner could not do what it was asked
 │   ├── IdentityHeldError  another live program has this replica's identity
 │   ├── LaunchError        the program could not be started at all
-│   │   └── ImageError     ... because its image cannot be had under this name: no retry will help
+│   │   ├── ImageError     ... because its image cannot be had under this name: no retry will help
+│   │   └── VisibleDevicesError  ... because it would see other GPUs than it was given: no retry will help
 │   └── EngineUnavailableError   the container engine does not answer (may pass: retryable)
 ├── DeviceError            the devices a replica asked for are not free on this host (may pass: retryable)
 ├── ServiceError           a service of the demo (Airflow, OpenBao) could not be started or does not answer
@@ -51,6 +52,10 @@ class LaunchError(RunnerError):
 
 class ImageError(LaunchError):
     """There is no such image, or it may not be had: a person has to change the name or load it."""
+
+
+class VisibleDevicesError(LaunchError):
+    """The program would see other devices than it was given: a person has to look at the host."""
 
 
 class EngineUnavailableError(RunnerError):

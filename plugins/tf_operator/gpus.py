@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
-import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tf_operator import locks, settings
+from tf_operator import locks
+from tf_operator.devices import Device, User, device_users, inventory
 from tf_operator.errors import DeviceError
-from tf_operator.identity import Identity
+from tf_operator.identity import Identity, ReplicaId
+
+__all__ = ["Device", "DeviceLease", "DeviceLeases", "Holder", "device_env", "holders", "inventory"]
 
 RETRY = 0.25
 """Seconds between two tries for devices that are not free."""
+CONTEXT = 512 << 20
+"""Bytes of a device that CUDA takes in each program beside TensorFlow's own: a part's memory is less by it."""
 _PATIENCE = 10.0
 """Seconds to wait for another process' look at the locks: normally a few thousandths."""
 
-
-@dataclass(frozen=True)
-class Device:
-    """One device. `memory` in bytes, None where nobody knows (declared ones)."""
-
-    id: str
-    name: str
-    memory: int | None = None
+Users = Mapping[str, Sequence[User]]
 
 
 class Clock(Protocol):
@@ -44,49 +40,6 @@ class Clock(Protocol):
         ...
 
 
-# -- the inventory
-
-
-def inventory() -> list[Device]:
-    """The devices of this host: those `[tf_operator] gpus` declares, else what the NVIDIA driver reports, else none."""
-    declared = settings.get("gpus")
-    if declared is None:
-        return _driver_devices()
-    known = {device.id: device for device in _driver_devices()}
-    return [known.get(name, Device(name, "declared")) for name in _declared_ids(declared)]
-
-
-def _declared_ids(text: str) -> list[str]:
-    text = text.strip()
-    ids = [str(number) for number in range(int(text))] if text.isdigit() else [part.strip() for part in text.split(",")]
-    if len(set(ids)) != len(ids) or not all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) for name in ids):
-        raise DeviceError(f"[tf_operator] gpus = {text!r}: give a number of devices (4) or their different ids (0,2)")
-    return ids
-
-
-def _driver_devices() -> list[Device]:
-    nvml: Any = importlib.import_module("pynvml")
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return []
-    try:
-        return [_describe(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-    except nvml.NVMLError as error:
-        raise DeviceError(f"the NVIDIA driver of this host fails ({error}): see nvidia-smi") from error
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _describe(nvml: Any, index: int) -> Device:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory = None
-    # Devices that share the host's memory have none of their own to report.
-    with contextlib.suppress(nvml.NVMLError):
-        memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    return Device(str(index), str(nvml.nvmlDeviceGetName(handle)), memory)
-
-
 def device_env(ids: Sequence[str]) -> dict[str, str]:
     """Show a program these devices and no other; none for no ids."""
     return {
@@ -97,15 +50,16 @@ def device_env(ids: Sequence[str]) -> dict[str, str]:
     }
 
 
-# -- leases
-
-
 class DeviceLease:
-    """Devices nobody else is given until `release` here and the end of every process that inherited `fds`."""
+    """Devices nobody else is given until `release` here and the end of every process that inherited `fds`.
 
-    def __init__(self, ids: tuple[str, ...], fds: tuple[int, ...]) -> None:
+    `memory`: bytes a program may use of the one device it has a part of; None for whole devices, or where nobody knows.
+    """
+
+    def __init__(self, ids: tuple[str, ...], fds: tuple[int, ...], memory: int | None = None) -> None:
         self.ids = ids
         self.fds = fds
+        self.memory = memory
 
     def release(self) -> None:
         """Close this process' hold. Does nothing the second time."""
@@ -116,12 +70,15 @@ class DeviceLease:
 
 @dataclass(frozen=True)
 class Holder:
-    """Who has a device, or a part of it (`part` of `parts`)."""
+    """Who has a device, or a part of it (`part` of `parts`). `identity` is None for a process that is not ours."""
 
     device: str
     who: str
     part: int | None = None
     parts: int = 1
+    identity: Identity | None = None
+    since: float | None = None
+    """Seconds since the epoch, by the host's clock: for people."""
 
     def __str__(self) -> str:
         return f"{self.device}{'' if self.part is None else f' (part of {self.parts})'}: {self.who}"
@@ -135,9 +92,17 @@ class DeviceLeases:
     while holding a part of what another waits for.
     """
 
-    def __init__(self, state_dir: Path, devices: Sequence[Device] | None = None) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        devices: Sequence[Device] | None = None,
+        users: Callable[[], Users] | None = None,
+    ) -> None:
         self._folder = state_dir / "devices"
-        self._ids = [device.id for device in (inventory() if devices is None else devices)]
+        self._devices = {device.id: device for device in (inventory() if devices is None else devices)}
+        self._ids = list(self._devices)
+        # Devices that somebody names are not the driver's.
+        self._users: Callable[[], Users] = users or (device_users if devices is None else dict)
 
     def acquire(
         self,
@@ -168,14 +133,29 @@ class DeviceLeases:
         with self._alone():
             return [holder for name in self._ids for holder in self._holders_of(name)]
 
+    @property
+    def devices(self) -> list[Device]:
+        """The devices of this host."""
+        return list(self._devices.values())
+
+    def strangers(self) -> list[Holder]:
+        """Processes on our devices that belong to no lease: such a device is not given out."""
+        users, held = self._users(), {holder.device for holder in self.holders()}
+        return [
+            Holder(name, user.text)
+            for name in self._ids
+            for user in users.get(name, ())
+            if user.ours is False or name not in held
+        ]
+
+    def held_keys(self) -> set[str]:
+        """Identity keys of the replicas whose programs hold a device."""
+        return {holder.identity.key for holder in self.holders() if holder.identity}
+
     def _parts(self, identity: Identity, gpus: float, slots: int) -> int:
         """How many parts of one device are asked for: all of them for whole devices."""
         if gpus >= 1 and gpus == int(gpus):
-            if gpus > len(self._ids):
-                raise DeviceError(
-                    f"{identity}: asks for {gpus:g} GPUs, this host has {len(self._ids)}: "
-                    "ask for less, or declare more in `gpus` of [tf_operator]"
-                )
+            self._check_number(identity, int(gpus))
             return slots
         parts = gpus * slots
         if gpus < 0 or gpus > 1 or abs(parts - round(parts)) > 1e-6 or (gpus and not round(parts)):
@@ -187,34 +167,59 @@ class DeviceLeases:
             raise DeviceError(f"{identity}: asks for {gpus:g} GPUs, this host has none")
         return round(parts)
 
+    def _check_number(self, identity: Identity, gpus: int) -> None:
+        if gpus > len(self._ids):
+            raise DeviceError(
+                f"{identity}: asks for {gpus} GPUs, this host has {len(self._ids)}: "
+                "ask for less, or declare more in `gpus` of [tf_operator]"
+            )
+        if gpus > len(self._fit_for(gpus)):
+            raise DeviceError(
+                f"{identity}: asks for {gpus} GPUs, of this host's devices {len(self._fit_for(gpus))} are no MIG"
+                " slices: CUDA gives a program one slice at most; ask for 1, with more replicas"
+            )
+
+    def _fit_for(self, whole: int) -> list[str]:
+        return [name for name in self._ids if whole <= 1 or not self._devices[name].mig]
+
     def _try(self, identity: Identity, whole: int, parts: int, slots: int) -> DeviceLease | None:
+        users = self._users()
         with self._alone():
-            note = json.dumps({"who": str(identity), "key": identity.key})
+            note = _note(identity)
             # The replica's own last devices first: its caches are warm, and a fixed order keeps the rest together.
-            order = sorted(self._ids, key=lambda name: identity.key not in locks.read_note(self._folder / name))
-            if not whole:
-                return next(filter(None, (self._take_parts(name, parts, slots, note) for name in order)), None)
-            taken: dict[str, int] = {}
-            for name in order:
-                descriptor = locks.acquire(self._folder / name) if len(taken) < whole else None
-                if descriptor is not None:
-                    locks.write_note(descriptor, note)
-                    taken[name] = descriptor
-            lease = DeviceLease(tuple(sorted(taken, key=self._ids.index)), tuple(taken.values()))
-            if len(taken) == whole:
-                return lease
-            lease.release()
-            return None
+            order = sorted(self._fit_for(whole), key=lambda name: identity.key not in locks.read_note(self._path(name)))
+            if whole:
+                return self._take_whole(order, whole, note, users)
+            free = [name for name in order if all(user.ours is not False for user in users.get(name, ()))]
+            return next(filter(None, (self._take_parts(name, parts, slots, note) for name in free)), None)
+
+    def _take_whole(self, order: Sequence[str], whole: int, note: str, users: Users) -> DeviceLease | None:
+        taken: dict[str, int] = {}
+        for name in order:
+            # Where the lock is free nobody who computes there has a lease: a stranger, or what a killed one left.
+            if len(taken) == whole or users.get(name):
+                continue
+            descriptor = locks.acquire(self._path(name))
+            if descriptor is not None:
+                locks.write_note(descriptor, note)
+                taken[name] = descriptor
+        lease = DeviceLease(tuple(sorted(taken, key=self._ids.index)), tuple(taken.values()))
+        if len(taken) == whole:
+            return lease
+        lease.release()
+        return None
 
     def _take_parts(self, name: str, parts: int, slots: int, note: str) -> DeviceLease | None:
-        device = locks.acquire(self._folder / name, shared=True)
+        device = locks.acquire(self._path(name), shared=True)
         if device is None:
             return None
-        lease = DeviceLease((name,), (device,))
+        total = self._devices[name].memory
+        memory = None if total is None else max(total * parts // slots - CONTEXT, total * parts // slots // 2)
+        lease = DeviceLease((name,), (device,), memory)
         # Parts of different sizes on one device would add up to more than it has.
         if all(holder.parts == slots for holder in self._part_holders(name)):
             for number in range(slots):
-                part = locks.acquire(self._folder / f"{name}.{slots}.{number}")
+                part = locks.acquire(self._path(f"{name}.{slots}.{number}"))
                 if part is not None:
                     locks.write_note(part, note)
                     lease.fds += (part,)
@@ -224,39 +229,56 @@ class DeviceLeases:
         return None
 
     def _holders_of(self, name: str) -> list[Holder]:
-        path = self._folder / name
-        return [Holder(name, _who(path))] if locks.is_held(path) else self._part_holders(name)
+        path = self._path(name)
+        return [_holder(path, name)] if locks.is_held(path) else self._part_holders(name)
 
     def _part_holders(self, name: str) -> list[Holder]:
         found = []
         for path in sorted(self._folder.glob(f"{name}.*.*")):
             parts, number = path.name.removeprefix(f"{name}.").split(".")
             if locks.is_held(path):
-                found.append(Holder(name, _who(path), int(number), int(parts)))
+                found.append(_holder(path, name, int(number), int(parts)))
         return found
 
     def _why(self, identity: Identity, gpus: float, timeout: float) -> str:
         held = "; ".join(map(str, self.holders())) or "nobody now"
+        foreign = "; ".join(map(str, self.strangers()))
         waited = f"not free within {timeout:g} s" if timeout else "not free now"
-        return f"{identity}: {gpus:g} GPUs are {waited}; this host has {len(self._ids)}, held by {held}"
+        return (
+            f"{identity}: {gpus:g} GPUs are {waited}; this host has {len(self._ids)}, held by {held}"
+            f"{f', and in use by what tf_operator did not start: {foreign}' if foreign else ''}"
+        )
+
+    def _path(self, name: str) -> Path:
+        return self._folder / name
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = locks.acquire(self._folder / ".look", wait=_PATIENCE)
+        look = self._path(".look")
+        descriptor = locks.acquire(look, wait=_PATIENCE)
         if descriptor is None:
-            raise DeviceError(f"{self._folder / 'look'} has been locked for {_PATIENCE:g} s: see who with fuser")
+            raise DeviceError(f"{look} has been locked for {_PATIENCE:g} s: see who with fuser")
         try:
             yield
         finally:
             os.close(descriptor)
 
 
-def _who(path: Path) -> str:
+def _note(identity: Identity) -> str:
+    replica = identity.replica
+    place = [identity.dag_id, identity.run_id, identity.group_id, replica.role, replica.index]
+    return json.dumps({"key": identity.key, "identity": place, "since": time.time()})
+
+
+def _holder(path: Path, device: str, part: int | None = None, parts: int = 1) -> Holder:
     try:
-        return str(json.loads(locks.read_note(path))["who"])
-    except (ValueError, KeyError):
-        return "unknown"
+        note: dict[str, Any] = json.loads(locks.read_note(path))
+        dag, run, group, role, index = note["identity"]
+        identity = Identity(dag, run, group, ReplicaId(role, index))
+        return Holder(device, str(identity), part, parts, identity, note["since"])
+    except (ValueError, KeyError, TypeError):
+        return Holder(device, "unknown", part, parts)
 
 
 def holders(state_dir: Path, devices: Sequence[Device] | None = None) -> list[Holder]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tf_operator import settings
-from tf_operator.errors import RunnerError
+from tf_operator.errors import DeviceError, RunnerError
 from tf_operator.identity import Identity
 from tf_operator.job_spec.rendered import RenderedJob, ReplicaGroup
 from tf_operator.runners.base import Runner, SecretBundle
@@ -46,7 +46,15 @@ def host_for(job: RenderedJob, identity: Identity, slots_per_gpu: int, *, login:
         if not group.gpus:
             return None
         from tf_operator.gpus import DeviceLeases
+        from tf_operator.runners.clearing import settle_dead
 
-        return DeviceLeases(settings.state_dir()).acquire(identity, group.gpus, slots_per_gpu, timeout=0)
+        leases = DeviceLeases(settings.state_dir())
+        try:
+            return leases.acquire(identity, group.gpus, slots_per_gpu, timeout=0)
+        except DeviceError:
+            # What a killed keeper left may hold devices on, and its own watcher may be dead, too.
+            if not settle_dead(settings.state_dir(), leases.held_keys()):
+                raise
+        return leases.acquire(identity, group.gpus, slots_per_gpu, timeout=0)
 
     return Host(runner=runner_for(group, lambda: secrets().mask), secrets=secrets, devices=devices)

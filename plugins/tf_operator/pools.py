@@ -41,6 +41,8 @@ class WantedPool:
     slots: int
     description: str
     include_deferred: bool = True
+    because: str = ""
+    """Where the slots come from, if they were counted."""
 
 
 def slots_per_gpu(description: str | None) -> int:
@@ -80,21 +82,27 @@ def wanted_pools(path: Path, count_gpus: Callable[[], int]) -> list[WantedPool]:
 
 
 def _wanted(name: str, pool: _PoolConfig, count_gpus: Callable[[], int]) -> WantedPool:
-    slots = count_gpus() * pool.slots_per_gpu if pool.slots == "auto" else pool.slots
-    return WantedPool(name, slots, describe(pool.description, pool.slots_per_gpu))
+    description = describe(pool.description, pool.slots_per_gpu)
+    if pool.slots != "auto":
+        return WantedPool(name, pool.slots, description)
+    here = count_gpus()
+    because = f" ({here} GPUs on this host x slots_per_gpu {pool.slots_per_gpu})"
+    return WantedPool(name, here * pool.slots_per_gpu, description, because=because)
 
 
 def disagreements(wanted: list[WantedPool], actual: Mapping[str, Any]) -> list[str]:
-    """One line per difference; `actual` holds Airflow's pools by name, with the same attributes."""
-    lines: list[str] = []
-    for pool in wanted:
-        found = actual.get(pool.name)
-        if found is None:
-            lines.append(f"pool {pool.name}: missing, wanted with {pool.slots} slots")
-            continue
-        lines += [
-            f"pool {pool.name}: {field} is {getattr(found, field)!r}, wanted {getattr(pool, field)!r}"
-            for field in ("slots", "description", "include_deferred")
-            if getattr(found, field) != getattr(pool, field)
-        ]
-    return lines
+    """One line per pool that differs; `actual` holds Airflow's pools by name, with the same attributes."""
+    return [line for pool in wanted if (line := _difference(pool, actual.get(pool.name)))]
+
+
+def _difference(pool: WantedPool, found: Any) -> str | None:
+    if found is None:
+        return f"pool {pool.name}: missing, wanted with {pool.slots} slots{pool.because}"
+    faults = []
+    if found.slots != pool.slots:
+        faults.append(f"has {found.slots} slots, wanted {pool.slots}{pool.because}")
+    if found.description != pool.description:
+        faults.append(f"description is {found.description!r}, wanted {pool.description!r}")
+    if found.include_deferred != pool.include_deferred:
+        faults.append("does not count deferred tasks (include_deferred): jobs would share GPUs")
+    return f"pool {pool.name}: {'; '.join(faults)}" if faults else None

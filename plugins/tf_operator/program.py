@@ -57,14 +57,23 @@ def read_result(path: Path) -> Any:
 
 
 def program_env(
-    job: RenderedJob, start: Start, *, inherited: Mapping[str, str], devices: Sequence[str]
+    job: RenderedJob,
+    start: Start,
+    *,
+    inherited: Mapping[str, str],
+    devices: Sequence[str],
+    device_memory: int | None = None,
 ) -> dict[str, str]:
-    """The program's whole environment but for secrets. `devices`: leased ids, none = the program sees no device."""
+    """The program's whole environment but for secrets. `devices`: leased ids, none = the program sees no device.
+
+    `device_memory`: bytes it may use of a device it has a part of, where that is known.
+    """
     group = job.group_of(start.replica)
     names = INHERITED if group.runtime.kind == "process" else INHERITED_BY_CONTAINERS
     env = {key: inherited[key] for key in names if key in inherited}
     env |= {"PYTHONUNBUFFERED": "1", "GRPC_FAIL_FAST": "use_caller"}
     env |= _threads(group)
+    env |= _part(group, device_memory)
     env |= group.env
     env |= _no_proxy(start.cluster, env)
     env |= device_env(devices)
@@ -97,6 +106,14 @@ def _threads(group: ReplicaGroup) -> dict[str, str]:
     return {"OMP_NUM_THREADS": threads, "TF_NUM_INTRAOP_THREADS": threads, "TF_NUM_INTEROP_THREADS": threads}
 
 
+def _part(group: ReplicaGroup, memory: int | None) -> dict[str, str]:
+    """Who has a part of a device must not take all of its memory at the start, as TensorFlow does if it is not told."""
+    if not 0 < group.gpus < 1:
+        return {}
+    limit = {} if memory is None else {"TF_OPERATOR_GPU_MEMORY_MB": str(memory >> 20)}
+    return {"TF_FORCE_GPU_ALLOW_GROWTH": "true", **limit}
+
+
 def make_launch(
     job: RenderedJob,
     start: Start,
@@ -105,6 +122,7 @@ def make_launch(
     secrets: SecretBundle,
     devices: Sequence[str] = (),
     device_fds: Sequence[int] = (),
+    device_memory: int | None = None,
 ) -> Launch:
     """Everything the runner needs to start the program once."""
     group = job.group_of(start.replica)
@@ -115,7 +133,7 @@ def make_launch(
         generation=start.generation,
         argv=tuple(group.command),
         working_dir=group.working_dir,
-        env=program_env(job, start, inherited=inherited, devices=devices),
+        env=program_env(job, start, inherited=inherited, devices=devices, device_memory=device_memory),
         secrets=secrets,
         memory=group.memory,
         cpus=group.cpus,

@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tf_operator.errors import DeviceError, ImageError, JobError, RunnerError, SecretError, SecretUnavailableError
+from tf_operator.errors import (
+    DeviceError,
+    ImageError,
+    JobError,
+    RunnerError,
+    SecretError,
+    SecretUnavailableError,
+    VisibleDevicesError,
+)
 from tf_operator.follower import Follower, ModelDirSigns
 from tf_operator.identity import Identity
 from tf_operator.job_spec.rendered import RenderedJob
@@ -93,8 +101,9 @@ class ReplicaProgram:
         except DeviceError as error:
             return self._without_devices(start, error)
         except (SecretError, RunnerError, JobError) as error:
-            passing = isinstance(error, RunnerError | SecretUnavailableError) and not isinstance(error, ImageError)
-            return self._not_started(start, str(error), final=not passing)
+            passing = isinstance(error, RunnerError | SecretUnavailableError)
+            final = not passing or isinstance(error, ImageError | VisibleDevicesError)
+            return self._not_started(start, str(error), final)
         finally:
             if devices:
                 devices.release()
@@ -107,6 +116,7 @@ class ReplicaProgram:
             secrets=self._host.secrets(),
             devices=devices.ids if devices else (),
             device_fds=devices.fds if devices else (),
+            device_memory=devices.memory if devices else None,
         )
 
     def _launch(self, launch: Launch) -> Change:

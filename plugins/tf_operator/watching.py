@@ -59,6 +59,11 @@ class DeviceLease(Protocol):
         """File descriptors of the kernel locks."""
         ...
 
+    @property
+    def memory(self) -> int | None:
+        """Bytes the program may use of the device it has a part of; None for whole ones, or where nobody knows."""
+        ...
+
     def release(self) -> None:
         """Close our hold."""
         ...

@@ -56,11 +56,11 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         wanted_pools(tmp_path / "nothing.yaml", lambda: 4)
 
 
-def test_disagreements_are_one_line_each(tmp_path: Path) -> None:
+def test_a_pool_that_differs_is_one_line(tmp_path: Path) -> None:
     wanted = wanted_pools(write(tmp_path, "pools: {gpu: {}, fleet: {slots: 64}, spare: {slots: 1}}"), lambda: 4)
     actual = {"gpu": replace(wanted[0], slots=2, include_deferred=False), "fleet": wanted[1]}
     assert disagreements(wanted, actual) == [
-        "pool gpu: slots is 2, wanted 4",
-        "pool gpu: include_deferred is False, wanted True",
+        "pool gpu: has 2 slots, wanted 4 (4 GPUs on this host x slots_per_gpu 1);"
+        " does not count deferred tasks (include_deferred): jobs would share GPUs",
         "pool spare: missing, wanted with 1 slots",
     ]

@@ -105,3 +105,17 @@ def test_results(tmp_path: Path) -> None:
     path.write_text("accuracy: 0.9")
     with pytest.raises(JobError, match="not JSON"):
         read_result(path)
+
+
+def test_a_part_of_a_device_grows_and_knows_its_limit() -> None:
+    start = Start(identity_of("worker-1"), 1, running_cluster(make_job()))
+
+    def env(gpus: float, memory: int | None = None, **own: str) -> dict[str, str]:
+        job = with_env(make_job(), gpus=gpus, env=own)
+        return program_env(job, start, inherited=WORKER_ENV, devices=("0",), device_memory=memory)
+
+    names = ("TF_FORCE_GPU_ALLOW_GROWTH", "TF_OPERATOR_GPU_MEMORY_MB")
+    assert [env(0.25, 20 << 30).get(name) for name in names] == ["true", "20480"]
+    assert [env(0.25).get(name) for name in names] == ["true", None]
+    assert [env(1).get(name) for name in names] == [None, None]
+    assert env(0.25, TF_FORCE_GPU_ALLOW_GROWTH="false")["TF_FORCE_GPU_ALLOW_GROWTH"] == "false", "the job's own word"

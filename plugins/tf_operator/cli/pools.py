@@ -24,6 +24,7 @@ def pools(
     for line in lines:
         typer.echo(line)
     if check and lines:
+        typer.echo("set them with `tf-operator pools`", err=True)
         raise typer.Exit(1)
     if not lines:
         typer.echo(f"{len(wanted)} pool(s) are as wanted: {', '.join(f'{p.name} ({p.slots} slots)' for p in wanted)}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from pathlib import Path
 
 from tf_operator import locks
 from tf_operator.errors import IdentityHeldError
@@ -31,6 +33,19 @@ def settle(folder: RunFolder) -> None:
             folder.drop_record()
     finally:
         os.close(keeper_fd)
+
+
+def settle_dead(state_dir: Path, keys: Iterable[str]) -> bool:
+    """End the programs of these replicas that no keeper keeps any more; whether there was any."""
+    dead = []
+    for key in keys:
+        folder = RunFolder(state_dir, key)
+        record = folder.record()
+        if record and not folder.exit(record["start"]) and not locks.is_held(folder.keeper_lock):
+            dead.append(folder)
+    for folder in dead:
+        settle(folder)
+    return bool(dead)
 
 
 def clear(folder: RunFolder, identity: object) -> int:

@@ -20,7 +20,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tf_operator.runners import kernel, process_tree, secret_files
+from tf_operator.runners import kernel, process_tree, secret_files, visible
 from tf_operator.runners.output_log import OutputLog
 from tf_operator.runners.program_process import ExecError, Program
 from tf_operator.runners.run_folder import RunFolder
@@ -59,6 +59,11 @@ class Keeper:
         self._listen()
         try:
             self._launch()
+        except visible.MismatchError as fault:
+            self._log.close()
+            self._folder.drop_record()
+            say(f"never {fault}")
+            return
         except ExecError as fault:
             self._answer()
             self._record({"code": fault.code, "reason": str(fault)})
@@ -91,6 +96,7 @@ class Keeper:
 
     def _launch(self) -> None:
         orders, env = self._orders, dict(self._orders["env"])
+        visible.check(orders["devices"], env, orders["fds"], self._folder.state_dir / "devices")
         if files := orders.pop("secret_files"):
             decoded = [(name, base64.b64decode(content), mode) for name, content, mode in files]
             secret_files.write(self._secrets, decoded)

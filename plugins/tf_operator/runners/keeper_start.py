@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tf_operator
-from tf_operator.errors import LaunchError
+from tf_operator.errors import LaunchError, VisibleDevicesError
 from tf_operator.runners.base import Launch
 from tf_operator.runners.run_folder import RunFolder
 
@@ -45,6 +45,7 @@ def make_orders(launch: Launch, start: int, record: dict[str, Any], keeper_fd: i
         "orphan_timeout": launch.orphan_timeout,
         "keeper_fd": keeper_fd,
         "fds": fds,
+        "devices": list(launch.devices),
     }
 
 
@@ -67,6 +68,8 @@ def start_keeper(folder: RunFolder, orders: dict[str, Any], identity: object) ->
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
             pipe.write(json.dumps(orders).encode())
         answer = _first_line(process.stdout.fileno())
+    if answer.startswith("never "):
+        raise VisibleDevicesError(f"{identity}: {answer.removeprefix('never ')}")
     if answer != "ok":
         what = answer.removeprefix("error ") or f"no answer from its keeper, see {folder.keeper_log}"
         raise LaunchError(f"{identity}: the program could not be started: {what}")
