@@ -7,12 +7,16 @@ import json
 import logging
 import random
 import string
+import sys
 import traceback
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import hvac
 import pytest
+from contract.process_kit import ProcessKit
 from vault_helpers import Logins, chain, put, ref
 
 from tf_operator.errors import SecretError
@@ -102,6 +106,53 @@ def test_a_short_secret_is_warned_of_without_its_value(openbao: DevOpenBao, capl
     ]
 
 
+PASSWORD = "pass-18-characters"
+PEM = "-----BEGIN-LIKE-LINE\nMIIEvQIBADANBgkqhkiG9w0B"
+NORMAL = [f"normal line {n} has an a in it" for n in range(50)]
+PRINTER = f"""
+import json, os, pathlib, time
+short, password, pem, pair = (os.environ[name] for name in ("SHORT", "PASSWORD", "PEM", "PAIR"))
+for text in (short, password, f"before {{password}} after", *pem.splitlines()[::-1], json.loads(pair)["pw"], pair):
+    print(text)
+print("\\n".join({NORMAL!r}), flush=True)
+half = len(password) // 2
+for part in (password[:half], password[half:] + "\\n"):
+    os.write(1, part.encode())
+    time.sleep(0.3)
+keytab = pathlib.Path(os.environ["TF_OPERATOR_SECRETS_DIR"], "krb5.keytab")
+print(keytab.read_bytes() == bytes(range(256)), oct(keytab.stat().st_mode), keytab.stat().st_uid == os.getuid())
+"""
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Iterator[ProcessKit]:
+    process_kit = ProcessKit(tmp_path)
+    yield process_kit
+    process_kit.close()
+
+
+def test_c50_masked_output_and_exact_files_of_a_real_program(
+    openbao: DevOpenBao, kit: ProcessKit, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From OpenBao into a program that prints everything: what it got is right, what is seen of it is stars."""
+    pair = {"user": "u-long-name", "pw": "p-long-value"}
+    put(openbao, "kv2/data/case-50", {"short": "a", "password": PASSWORD, "pem": PEM, "pair": pair})
+    names = {"SHORT": "short", "PASSWORD": "password", "PEM": "pem", "PAIR": "pair"}
+    refs = [ref(f"kv2/case-50#{key}", env=name) for name, key in names.items()]
+    refs.append(ref("kv2/delivery#keytab", file="krb5.keytab", decode="base64", mode=0o440))
+    handle = kit.start(sys.executable, "-c", PRINTER, secrets=resolve(refs, Logins(openbao)))
+    assert kit.wait(handle).code == 0
+    lines = kit.output(handle).decode().splitlines()
+    assert lines[:7] == ["a", "***", "before *** after", "***", "***", "***", "***"]
+    assert lines[7:57] == NORMAL
+    assert lines[57:] == ["***", "True 0o100440 True"]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings == [
+        "secret kv2/case-50#short (connection vault_default): it is, or holds a part, under 6 characters:"
+        " not masked in output"
+    ]
+
+
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("broken", {"decode": "base64"}, "decode: base64, but the value is no base64"),
     ("broken", {"decode": "json"}, "decode: json, but the value is no JSON"),
@@ -115,7 +166,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("key", "fields", "expected"), FAULTS)
-def test_no_fault_shows_a_value(
+def test_c48_no_fault_shows_a_value(
     openbao: DevOpenBao, caplog: pytest.LogCaptureFixture, key: str, fields: dict[str, Any], expected: str
 ) -> None:
     caplog.set_level(logging.DEBUG)

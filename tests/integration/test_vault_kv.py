@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import hvac
 import pytest
-from vault_helpers import Logins, chain, put, ref, token
+from vault_helpers import Logins, chain, put, ref, token, wait_for
 
 from tf_operator.errors import SecretError, SecretUnavailableError
 from tf_operator.secrets import check, resolve
@@ -66,7 +67,7 @@ def value(openbao: DevOpenBao, vault: str, **fields: Any) -> str:
         ("team/kv2/deep/path#token", "slashes-2"),
     ],
 )
-def test_both_versions(openbao: DevOpenBao, vault: str, expected: str) -> None:
+def test_c41_both_versions_with_and_without_slash_and_data(openbao: DevOpenBao, vault: str, expected: str) -> None:
     assert value(openbao, vault) == expected
 
 
@@ -135,7 +136,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("do", [resolve, check])
 @pytest.mark.parametrize(("vault", "fields", "expected"), FAULTS)
-def test_faults(openbao: DevOpenBao, do: Any, vault: str, fields: dict[str, Any], expected: str) -> None:
+def test_c41_faults(openbao: DevOpenBao, do: Any, vault: str, fields: dict[str, Any], expected: str) -> None:
     with pytest.raises(SecretError) as caught:
         do([ref(vault, **fields)], Logins(openbao))
     message = str(caught.value)
@@ -149,7 +150,7 @@ def test_faults(openbao: DevOpenBao, do: Any, vault: str, fields: dict[str, Any]
 
 
 @pytest.mark.parametrize("do", [resolve, check])
-def test_a_wrong_declared_version_that_the_server_does_not_tell(openbao: DevOpenBao, do: Any) -> None:
+def test_c41_a_wrong_declared_version_that_the_server_does_not_tell(openbao: DevOpenBao, do: Any) -> None:
     login = Logins(openbao, hides_mounts=True)
     with pytest.raises(SecretError, match="KV version 2, read as version 1|kv: 1 is declared, is the mount"):
         do([ref("kv2/team/train#token", kv=1)], login)
@@ -158,7 +159,7 @@ def test_a_wrong_declared_version_that_the_server_does_not_tell(openbao: DevOpen
 
 
 @pytest.mark.parametrize("do", [resolve, check])
-def test_forbidden_is_not_asked_again(openbao: DevOpenBao, do: Any) -> None:
+def test_c44_forbidden_is_not_asked_again(openbao: DevOpenBao, do: Any) -> None:
     """Case C-44: the message names the path, and that the policy or the path may be wrong."""
     login = Logins(openbao, openbao.training_token())
     with pytest.raises(SecretError) as caught:
@@ -166,6 +167,60 @@ def test_forbidden_is_not_asked_again(openbao: DevOpenBao, do: Any) -> None:
     assert "the token's policy does not grant read on secret/data/elsewhere, or the path is wrong" in str(caught.value)
     assert not isinstance(caught.value, SecretUnavailableError)
     assert len(login.asked) == len(set(login.asked))
+
+
+class ComingAdapter(hvac.adapters.JSONAdapter):
+    """hvac's default from version 3 on, as far as it shows: a deleted version's answer is handed out, not raised."""
+
+    def request(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().request(*args, **kwargs)
+        except hvac.exceptions.InvalidPath as error:
+            if ((error.json or {}).get("data") or {}).get("metadata"):
+                return error.json
+            raise
+
+
+@pytest.mark.parametrize("do", [resolve, check])
+@pytest.mark.parametrize("adapter", [hvac.adapters.JSONAdapter, ComingAdapter], ids=["present", "coming"])
+@pytest.mark.parametrize(("path", "state"), [("deleted", "was deleted"), ("destroyed", "was destroyed")])
+@pytest.mark.filterwarnings("error::DeprecationWarning")
+def test_hvacs_present_and_coming_default_for_deleted_versions(
+    openbao: DevOpenBao, path: str, state: str, adapter: Any, do: Any
+) -> None:
+    """`raise_on_deleted_version` is for callers of its KV methods; what we read does not depend on it, nor warns."""
+    client = hvac.Client(url=openbao.addr, token=openbao.token, adapter=adapter)
+    with pytest.raises(SecretError, match=f"secret/training/{path}#value .*version 1 {state}"):
+        do([ref(f"secret/training/{path}#value")], lambda _: client)
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_hvac_itself_differs_as_the_test_above_says(openbao: DevOpenBao, raises: bool) -> None:
+    kv = openbao.client().secrets.kv.v2
+    ask = {"path": "training/deleted", "mount_point": "secret", "raise_on_deleted_version": raises}
+    if raises:
+        with pytest.raises(hvac.exceptions.InvalidPath):
+            kv.read_secret_version(**ask)
+    else:
+        assert kv.read_secret_version(**ask)["data"]["data"] is None
+
+
+def test_a_version_that_expired(openbao: DevOpenBao) -> None:
+    openbao.client().adapter.post("/v1/secret/metadata/training/brief", json={"delete_version_after": "1s"})
+    put(openbao, "secret/data/training/brief", {"value": VALUE})
+    brief = [ref("secret/training/brief#value")]
+    assert resolve(brief, Logins(openbao)).env == {"VALUE": VALUE}
+
+    def told(do: Any) -> str:
+        try:
+            do(brief, Logins(openbao))
+        except SecretError as error:
+            return str(error)
+        return ""
+
+    wait_for(lambda: told(resolve) != "")
+    assert "version 1 was deleted, or expired by its delete_version_after" in told(resolve)
+    assert told(check) == told(resolve)
 
 
 @pytest.mark.parametrize("do", [resolve, check])

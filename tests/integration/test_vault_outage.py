@@ -31,7 +31,7 @@ def own_openbao(tmp_path: Path) -> Iterator[DevOpenBao]:
 
 
 @pytest.mark.parametrize("do", [resolve, check])
-def test_sealed(own_openbao: DevOpenBao, do: Any) -> None:
+def test_c44_sealed(own_openbao: DevOpenBao, do: Any) -> None:
     own_openbao.client().sys.seal()
     login = Logins(own_openbao)
     with pytest.raises(SecretUnavailableError, match=r"the Vault at http://127.* is sealed; unseal it") as caught:
@@ -40,7 +40,7 @@ def test_sealed(own_openbao: DevOpenBao, do: Any) -> None:
     assert VALUE not in chain(caught.value)
 
 
-def test_unsealed_while_we_wait(own_openbao: DevOpenBao) -> None:
+def test_c44_unsealed_while_we_wait(own_openbao: DevOpenBao) -> None:
     own_openbao.client().sys.seal()
     login = Logins(own_openbao)
     waited = threading.Event()
@@ -60,7 +60,7 @@ def test_unsealed_while_we_wait(own_openbao: DevOpenBao) -> None:
 
 
 @pytest.mark.parametrize("do", [resolve, check])
-def test_down(own_openbao: DevOpenBao, do: Any) -> None:
+def test_c44_down(own_openbao: DevOpenBao, do: Any) -> None:
     login = Logins(own_openbao)
     own_openbao.stop()
     began = time.monotonic()
@@ -84,7 +84,7 @@ def test_a_login_is_waited_for_too(own_openbao: DevOpenBao) -> None:
     assert len(tries) == 3
 
 
-def test_tls(tmp_path: Path) -> None:
+def test_c44_tls(tmp_path: Path) -> None:
     with DevOpenBao(tmp_path, tls=True, project=PROJECT) as server:
         put(server, "secret/data/training/one", {"value": VALUE})
         trusting = server.client()
@@ -103,7 +103,7 @@ def test_tls(tmp_path: Path) -> None:
             resolve([ref("secret/training/one#value")], lambda _: plain, patience=0.5)
 
 
-def test_tls_with_a_server_that_has_none(own_openbao: DevOpenBao) -> None:
+def test_c44_tls_with_a_server_that_has_none(own_openbao: DevOpenBao) -> None:
     session = requests.Session()
     session.trust_env = False
     client = hvac.Client(url=own_openbao.addr.replace("http", "https"), token=own_openbao.token, session=session)
