@@ -21,7 +21,15 @@ class Masker:
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
-        known = {text.encode("utf-8", "surrogateescape") for text in texts} - {b""}
+        self._known: set[bytes] = set()
+        self._held = b""
+        self._covered = 0  # so many bytes of `_held` belong to a text whose stars are out already
+        self.add(texts)
+
+    def add(self, texts: Sequence[str]) -> None:
+        """Replace these as well, from the next chunk on."""
+        self._known |= {text.encode("utf-8", "surrogateescape") for text in texts} - {b""}
+        known = self._known
         # One regular expression finds the few places where a text may begin; only there texts are compared.
         self._width = min((MIN_LENGTH, *map(len, known)))
         self._texts: dict[bytes, list[bytes]] = {}
@@ -29,8 +37,6 @@ class Masker:
             self._texts.setdefault(text[: self._width], []).append(text)
         self._begins = {head[:size] for head in self._texts for size in range(1, self._width)}
         self._find = re.compile(_any_of(list(self._texts))).search if known else None
-        self._held = b""
-        self._covered = 0  # so many bytes of `_held` belong to a text whose stars are out already
 
     @property
     def holds_back(self) -> bool:

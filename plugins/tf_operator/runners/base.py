@@ -121,6 +121,14 @@ class Runner(Protocol):
         """Masked output from `offset` on, and the offset to go on from."""
         ...
 
+    def renew(self, handle: Handle, secrets: SecretBundle, signal: str | None) -> None:
+        """Replace the living program's secret files, each atomically, then send its first process `signal`.
+
+        The new values are masked before the program can read them. Its variables cannot be replaced. Nothing happens
+        where it has ended.
+        """
+        ...
+
     def stop(self, handle: Handle, grace: float) -> None:
         """Ask for TERM, then KILL after `grace` seconds; returns at once. `poll` tells when it has ended."""
         ...

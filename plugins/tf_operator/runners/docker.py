@@ -17,8 +17,8 @@ from typing import Any
 from tf_operator import locks
 from tf_operator.errors import EngineUnavailableError, IdentityHeldError, LaunchError, RunnerError
 from tf_operator.identity import Identity
-from tf_operator.runners import docker_network, docker_spec
-from tf_operator.runners.base import Exit, Handle, Launch, Lease
+from tf_operator.runners import docker_entry, docker_network, docker_spec
+from tf_operator.runners.base import Exit, Handle, Launch, Lease, SecretBundle
 from tf_operator.runners.docker_container import Containers, Found
 from tf_operator.runners.docker_end import ENDED, end_of
 from tf_operator.runners.docker_engine import Engine, engine_url
@@ -192,6 +192,20 @@ class DockerRunner:
                 self._logs.tend(folder, container, lambda: self.containers.get(container))
         data = Spool(folder.output(start)).read(offset, limit)
         return data, offset + len(data)
+
+    def renew(self, handle: Handle, secrets: SecretBundle, signal: str | None) -> None:
+        """By a shell in the container, which gets everything on its standard input."""
+        found = self.containers.get(handle.data["container"])
+        if not secrets.files or found is None or found.state["Status"] in ENDED:
+            return
+        masks = self._logs.add(self._folder(handle.identity), found, secrets.mask)
+        if masks is None:
+            raise RunnerError(f"{handle.identity}: its secret files are not replaced: what is masked now is not known")
+        code = self.containers.run_script(found.id, docker_entry.renewal(secrets, masks, signal))
+        if code:
+            raise RunnerError(
+                f"{handle.identity}: its secret files cannot be replaced: a shell in it ended with {code}"
+            )
 
     # -- the end
 

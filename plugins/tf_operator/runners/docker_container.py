@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from tf_operator.runners.docker_end import ENDED
 from tf_operator.runners.docker_engine import Client, Engine
 from tf_operator.runners.docker_spec import LABEL, Labels, container_name
 
+SCRIPT_WAIT = 15.0
+"""Seconds for a script of a few lines to end."""
 KILL_WAIT = 20.0
 """Seconds for a killed container to be gone."""
 
@@ -156,6 +159,29 @@ class Containers:
                 api.exec_start(api.exec_create(container, ["/bin/sh", "-c", text]), detach=True)
 
         self._engine.call(f"container {container[:12]}: heartbeat", ask)
+
+    def run_script(self, container: str, script: bytes) -> int | None:
+        """Have a shell in it run what it gets on standard input; its exit code, None where it could not."""
+
+        def ask(api: Client) -> int | None:
+            made = api.exec_create(container, ["/bin/sh"], stdin=True)["Id"]
+            stream = api.exec_start(made, socket=True)
+            raw = getattr(stream, "_sock", stream)
+            try:
+                raw.settimeout(SCRIPT_WAIT)
+                raw.sendall(script)
+                raw.shutdown(socket.SHUT_WR)
+                while raw.recv(4096):
+                    pass
+            finally:
+                stream.close()
+                raw.close()
+            code = api.exec_inspect(made)["ExitCode"]
+            return None if code is None else int(code)
+
+        with contextlib.suppress(NotFound):
+            return self._engine.call(f"container {container[:12]}: running a script", ask)
+        return None
 
     def mask(self, container: str) -> Sequence[str] | None:
         """The texts to mask, out of the container's memory; None where it has ended."""

@@ -7,14 +7,16 @@ long, and carries out a KILL whose watcher died. Both live in the container, so 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from tf_operator.runners.base import Launch
+from tf_operator.runners.base import Launch, SecretBundle
 
 HOME = "/run/tf_operator"
 """A tmpfs of the container, its user's alone."""
 SECRETS_DIR = f"{HOME}/secrets"
 MASK_FILE = f"{HOME}/mask"
+PID_FILE = f"{HOME}/pid"
+"""The program's own process, as the container numbers it."""
 BEAT_FILE = f"{HOME}/beat"
 END = "#tf_operator:complete"
 """Last line of the hand-over: a starter that died in the middle has written no such line."""
@@ -76,7 +78,7 @@ case $1 in */*) [ -f "$1" ] && found=$1 ;; esac
 [ -x "$found" ] || { tell "fault cannot execute $1: permission denied"; exit 126; }
 trap 'term=1' TERM
 unset PWD OLDPWD SHLVL TINI_KILL_PROCESS_GROUP
-( exec "$@" 2>&3 3>&- )
+( read -r tf_pid tf_rest </proc/self/stat; echo "$tf_pid" >"$tf_home/pid"; exec "$@" 2>&3 3>&- )
 code=$?
 [ -f "$tf_home/stop" ] && term=1
 while [ -n "$term" ] && others; do sleep 0.1 || sleep 1; done
@@ -100,6 +102,23 @@ def hand_over(launch: Launch, mark: str, kill_after: float) -> bytes:
     ]
     lines += [f"export {name}={_quote(value)}" for name, value in _exported(launch).items()]
     return ("\n".join([*lines, END]) + "\n").encode("utf-8", "surrogateescape")
+
+
+def renewal(secrets: SecretBundle, masks: Sequence[str], signal: str | None) -> bytes:
+    """A script for a shell's standard input: `masks` are known before a file is replaced, each file atomically."""
+    lines = ["set -e", "umask 077", *_replace(MASK_FILE, json.dumps(list(masks)).encode(), 0o400)]
+    for file in secrets.files:
+        lines += _replace(f"{SECRETS_DIR}/{file.name}", file.content, file.mode)
+    if signal:
+        lines += [f"read -r pid <{PID_FILE}", f'kill -{signal.removeprefix("SIG")} "$pid"']
+    return ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
+
+
+def _replace(path: str, content: bytes, mode: int) -> list[str]:
+    folder, _, name = path.rpartition("/")
+    # No secret file's name begins with a dot.
+    new = f"{folder}/.{name}.new"
+    return [f"rm -f {_quote(new)}", _write(new, content, mode), f"mv -f {_quote(new)} {_quote(path)}"]
 
 
 def _exported(launch: Launch) -> Mapping[str, str]:

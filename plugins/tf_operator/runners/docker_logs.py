@@ -27,6 +27,16 @@ class Logs:
         """What to mask in the output of a container we have just started."""
         self._known[container] = mask
 
+    def add(self, folder: RunFolder, found: Found, mask: Sequence[str]) -> Sequence[str] | None:
+        """Mask these as well from here on; all that are masked now, None where the former ones cannot be known."""
+        known = self._mask_of(found)
+        if known is None:
+            return None
+        self._known[found.id] = texts = list(dict.fromkeys([*known, *mask]))
+        if follower := self.follow(folder, found):
+            follower.add(texts)
+        return texts
+
     def tend(self, folder: RunFolder, container: str, find: Callable[[], Found | None]) -> None:
         """Have somebody carry the log on; `find` is asked where we do not follow it yet."""
         follower = self._followers.get(container)

@@ -82,7 +82,7 @@ class Follower:
     ) -> None:
         self._spool, self._container, self._connect = spool, container, connect
         self._mark = f"{mark} ".encode()
-        self._mask = mask
+        self._mask = list(mask)
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
 
@@ -101,6 +101,10 @@ class Follower:
         """What is missing from the file, in one line."""
         trouble = self._spool.state.get("trouble")
         return str(trouble) if trouble else None
+
+    def add(self, mask: Sequence[str]) -> None:
+        """Mask these as well, from the next entry of the log on."""
+        self._mask.extend(text for text in mask if text not in self._mask)
 
     def tend(self) -> None:
         """Have somebody follow: us, unless another process does. Returns at once."""
@@ -150,6 +154,7 @@ class _Copy:
     def __init__(self, spool: Spool, mask: Sequence[str], mark: bytes, stop: threading.Event) -> None:
         state = spool.state
         self._spool, self._mark, self._stop = spool, mark, stop
+        self._mask, self._masked = mask, len(mask)
         self._masker = Masker(mask)
         self._recent: deque[str] = deque(state.get("recent", ()), maxlen=RECENT)
         self._known = Counter(self._recent)
@@ -189,6 +194,9 @@ class _Copy:
         if (at := payload.find(self._mark)) >= 0:
             self._told.append(payload[at + len(self._mark) :].decode(errors="replace").strip())
             payload = payload[:at]
+        if len(self._mask) > self._masked:
+            self._masked = len(self._mask)
+            self._masker.add(self._mask)
         return self._masker.feed(payload)
 
     def _append(self, file: Any, data: bytes) -> None:

@@ -20,7 +20,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tf_operator.runners import kernel, process_tree, secret_files, visible
+from tf_operator.runners import kernel, process_tree, renewal, secret_files, visible
 from tf_operator.runners.output_log import OutputLog
 from tf_operator.runners.program_process import ExecError, Program
 from tf_operator.runners.run_folder import RunFolder
@@ -87,12 +87,16 @@ class Keeper:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_term)
-        for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signal.SIGUSR1, self._on_wake)
+        for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
         self._poll.register(self._wake_out, select.POLLIN)
 
     def _on_term(self, *_: object) -> None:
         self._told_to_end = True
+
+    def _on_wake(self, *_: object) -> None:
+        self._next_tick = 0.0
 
     def _launch(self) -> None:
         orders, env = self._orders, dict(self._orders["env"])
@@ -153,6 +157,7 @@ class Keeper:
             self._watched, self._watched_at = watched, now
         elif now - self._watched_at > self._orders["orphan_timeout"]:
             self._stop(self._orders["grace"], f"no watcher for {self._orders['orphan_timeout']:g} s", now)
+        renewal.carry_out(self._secrets, self._log.mask, self._program.pid if self._program.status is None else None)
         limit = self._orders["memory"]
         if limit and self._killed_at is None and process_tree.memory(self._program.tree(), limit) > limit:
             self._oom_limit = limit

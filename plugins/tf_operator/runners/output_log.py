@@ -9,6 +9,7 @@ from typing import Protocol
 
 
 class _Filter(Protocol):
+    def add(self, texts: Sequence[str]) -> None: ...
     def feed(self, chunk: bytes) -> bytes: ...
     def flush(self) -> bytes: ...
 
@@ -27,6 +28,13 @@ class OutputLog:
     def trouble(self) -> str | None:
         """What was lost and why, in a few words; None if nothing was."""
         return f"{self._lost} bytes of output lost: {self._why}" if self._lost else None
+
+    def mask(self, texts: Sequence[str]) -> None:
+        """Star these out as well, from here on."""
+        if self._masker:
+            self._masker.add(texts)
+        else:
+            self._masker = _masker(texts)
 
     def write(self, chunk: bytes) -> None:
         """Take output as it comes."""

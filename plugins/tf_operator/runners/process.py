@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
+import time
 from pathlib import Path
+from signal import SIGTERM, SIGUSR1
 
 from tf_operator import locks
 from tf_operator.errors import LaunchError, RunnerError
 from tf_operator.identity import Identity
 from tf_operator.ports import PortLease, PortLeases
-from tf_operator.runners import process_tree
-from tf_operator.runners.base import Exit, Handle, Launch, Lease
+from tf_operator.runners import process_tree, renewal, secret_files
+from tf_operator.runners.base import Exit, Handle, Launch, Lease, SecretBundle
 from tf_operator.runners.clearing import clear, remove, settle, take_keeper_lock
 from tf_operator.runners.keeper_start import make_orders, start_keeper
 from tf_operator.runners.records import handle_of, new_record, process_of
 from tf_operator.runners.run_folder import RunFolder
+
+RENEWAL_WAIT = 5.0
+"""Seconds for a keeper to replace secret files; a tick of its own is one."""
 
 
 class ProcessRunner:
@@ -113,6 +117,27 @@ class ProcessRunner:
             os.close(descriptor)
         return data, offset + len(data)
 
+    def renew(self, handle: Handle, secrets: SecretBundle, signal: str | None) -> None:
+        """Leave the new contents for the keeper, wake it, and wait until it has put them in place."""
+        folder, start = self._folder(handle.identity), handle.data["start"]
+        place = secret_files.secrets_dir(folder.state_dir, folder.key)
+        record = folder.record()
+        if not secrets.files or record is None or record["start"] != start or folder.exit(start):
+            return
+        try:
+            renewal.request(place, secrets, signal)
+        except OSError as error:
+            raise RunnerError(f"{handle.identity}: its secret files cannot be replaced: {error.strerror}") from None
+        deadline = time.monotonic() + RENEWAL_WAIT
+        if (keeper := process_of(record, "keeper")) is not None:
+            process_tree.send(keeper, SIGUSR1)
+        while renewal.is_open(place) and not folder.exit(start):
+            if time.monotonic() > deadline:
+                raise RunnerError(f"{handle.identity}: its keeper has not replaced its secret files; it is tried again")
+            time.sleep(0.01)
+        if fault := renewal.fault(place):
+            raise RunnerError(f"{handle.identity}: its secret files cannot be replaced: {fault}")
+
     def stop(self, handle: Handle, grace: float) -> None:
         """Leave the request in the run folder and wake the keeper. A second call can only shorten the grace."""
         folder, start = self._folder(handle.identity), handle.data["start"]
@@ -121,7 +146,7 @@ class ProcessRunner:
             return
         folder.request_stop(start, grace)
         if (keeper := process_of(record, "keeper")) is not None:
-            process_tree.send(keeper, signal.SIGTERM)
+            process_tree.send(keeper, SIGTERM)
 
     def remove(self, handle: Handle, keep_output: bool = True) -> None:
         """Remove what this start left; a newer start of the same identity is not touched."""

@@ -40,10 +40,24 @@ def write(folder: Path, files: Iterable[tuple[str, bytes, int]]) -> None:
     remove(folder)
     folder.mkdir(mode=0o700)
     for name, content, mode in files:
-        descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            os.fchmod(descriptor, mode)
+        _write(folder / name, content, mode)
+
+
+def replace(folder: Path, files: Iterable[tuple[str, bytes, int]]) -> None:
+    """Replace files of the directory, each atomically: whoever reads one gets the old or the new, and all of it."""
+    for name, content, mode in files:
+        # No secret file's name begins with a dot.
+        new = folder / f".{name}.new"
+        new.unlink(missing_ok=True)
+        _write(new, content, mode)
+        new.replace(folder / name)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        os.fchmod(descriptor, mode)
 
 
 def remove(folder: Path) -> None:
