@@ -157,7 +157,9 @@ def all_connections(openbao: DevOpenBao, folder: Path) -> Iterator[dict[str, str
             "bad_token": connection(openbao, "token", password="no-such-token"),
             "bad_approle": connection(openbao, "approle", login=json.loads(role)["login"], password="wrong-secret-id"),
             "bad_userpass": user.replace("pass-of-trainer", "pass-of-another"),
-            "bad_mount": connection(openbao, "userpass", {"auth_mount_point": "nowhere"}, login="a", password="b"),
+            "bad_mount": connection(
+                openbao, "userpass", {"auth_mount_point": "nowhere"}, login="trainer", password="pass-of-another"
+            ),
             "bad_subject": connection(openbao, "jwt", {"jwt_role": "training", "jwt_token": issuer.token("somebody")}),
             "bad_expired": connection(
                 openbao, "jwt", {"jwt_role": "training", "jwt_token": issuer.token(seconds=-300)}
