@@ -176,9 +176,9 @@ for connection in sys.argv[1:]:
     try:
         check([ref], login_airflow)
         value = resolve([ref], login_airflow).env["VALUE"]
-        print(connection, "read", len(value), redact(f"it is {value}"))
+        print("RESULT", connection, "read", len(value), redact(f"it is {value}"))
     except SecretError as error:
-        print(connection, error)
+        print("RESULT", connection, error)
 """
 
 
@@ -199,7 +199,8 @@ def test_logins_through_airflow(openbao: DevOpenBao, connections: dict[str, str]
     command = [sys.executable, "-c", ON_AIRFLOW, *connections, *others, "missing"]
     ran = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=110)
     assert ran.returncode == 0, ran.stderr
-    lines = dict(line.split(" ", 1) for line in ran.stdout.splitlines())
+    results = [line.split(" ", 2)[1:] for line in ran.stdout.splitlines() if line.startswith("RESULT ")]
+    lines = {name: said for name, said in results}
     assert {name: lines.pop(name) for name in GOOD} == dict.fromkeys(GOOD, f"read {len(VALUE)} it is ***")
     assert {name: lines.pop(name) for name in BAD} == {name: told(openbao, name, name) for name in BAD}
     assert lines.pop("not_vault").startswith("connection not_vault: The url schema must be one of")
