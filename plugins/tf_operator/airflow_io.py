@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk import Variable
+from airflow.sdk.exceptions import AirflowRescheduleException
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.sdk.execution_time.xcom import XCom
@@ -18,17 +20,30 @@ from airflow.sdk.execution_time.xcom import XCom
 from tf_operator.membership import Cluster, Member
 from tf_operator.plan import GroupRef, Place, Plan
 from tf_operator.supervision import ChannelError
+from tf_operator.watching import WAITING
 
 PLAN_KEY, CLUSTER_KEY, MEMBER_KEY = "plan", "cluster", "member"
 
 LIVE = frozenset({"running", "deferred", "queued", "scheduled", "restarting", "up_for_retry", "up_for_reschedule"})
 """States of a task that has not ended."""
+HOLDING = frozenset({"running", "restarting", "deferred"})
+"""States of a task that has a process or a trigger, and with it perhaps a program."""
+QUEUED = frozenset({"scheduled", "queued", "up_for_reschedule"})
+"""States of a cluster task that is between two attempts."""
 
 
 def read_plan(ref: GroupRef) -> Plan | None:
     """The plan of the latest attempt, None while there is none."""
     data = XCom.get_one(key=PLAN_KEY, dag_id=ref.dag_id, run_id=ref.run_id, task_id=ref.task("plan"), map_index=-1)
     return Plan.model_validate(data) if data else None
+
+
+def replace_plan(ref: GroupRef, plan: Plan) -> None:
+    """Begin the attempt after `plan`'s, once: who comes again after a broken-off call changes nothing."""
+    current = read_plan(ref)
+    if current is None or current.attempt == plan.attempt:
+        value = plan.next_attempt().model_dump(mode="json")
+        XCom.set(key=PLAN_KEY, value=value, dag_id=ref.dag_id, run_id=ref.run_id, task_id=ref.task("plan"))
 
 
 def read_cluster(ref: GroupRef, attempt: str) -> Cluster | None:
@@ -84,6 +99,11 @@ def withdraw(task_id: str) -> None:
     SUPERVISOR_COMMS.send(SkipDownstreamTasks(tasks=[task_id]))
 
 
+def away_for(seconds: float) -> AirflowRescheduleException:
+    """What a task raises to leave its place and come back later; Airflow counts no try for it."""
+    return AirflowRescheduleException(datetime.now(UTC) + timedelta(seconds=seconds))  # type: ignore[no-untyped-call]
+
+
 def run_is_over(dag_id: str, run_id: str) -> bool:
     """True where that run has ended or is not there any more."""
     if RuntimeTaskInstance.get_dr_count(dag_id=dag_id, run_ids=[run_id]) == 0:
@@ -115,8 +135,9 @@ class AirflowStore:
 class AirflowChannel:
     """How a replica's task and the cluster trigger hear of each other."""
 
-    def __init__(self, ref: GroupRef, place: Place, attempt: str) -> None:
-        self._ref, self._place, self._attempt = ref, place, attempt
+    def __init__(self, ref: GroupRef, place: Place, plan: Plan) -> None:
+        self._ref, self._place, self._attempt = ref, place, plan.attempt
+        self._waits = QUEUED if plan.again else frozenset[str]()
 
     def publish(self, member: Member) -> None:
         """Write this replica's XCom."""
@@ -128,10 +149,12 @@ class AirflowChannel:
         return found
 
     def owner_state(self) -> str:
-        """`alive` while the cluster task holds the slots, else what has become of it."""
+        """`alive` while the cluster task holds the slots, `waiting` between two attempts, else what became of it."""
         task_id = self._ref.task("cluster")
         states: Mapping[str, str | None] = self._call(task_states, self._ref, [task_id])
         state = states.get(task_id)
+        if state in self._waits:
+            return WAITING
         return "alive" if state in ("deferred", "running") else f"the task {task_id} is {state or 'cleared'}"
 
     @staticmethod

@@ -139,6 +139,7 @@ class LocalRun:
             self._decide()
         finally:
             self._wind_up(threads)
+        self._owner.conclude(self._board.members)
         return self._outcome()
 
     def _decide(self) -> None:

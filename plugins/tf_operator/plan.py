@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,6 +22,12 @@ class Plan(BaseModel):
     pool: str
     slots: int
     slots_per_gpu: int = 1
+    again: int = 0
+    """How many attempts before this one let go after a start_timeout."""
+
+    def next_attempt(self) -> Plan:
+        """The plan of the attempt that comes after this one has let go."""
+        return self.model_copy(update={"attempt": uuid.uuid4().hex, "again": self.again + 1})
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tf_operator.memory import Memory
 from tf_operator.pace import pause
 from tf_operator.replica_program import ReplicaProgram
 from tf_operator.runners.base import Exit
-from tf_operator.watching import Channel, ChannelError, DeviceLease, Host, Outcome, Result, Store
+from tf_operator.watching import WAITING, Channel, ChannelError, DeviceLease, Host, Outcome, Result, Store
 
 __all__ = ["Channel", "ChannelError", "DeviceLease", "Host", "Outcome", "Result", "Store", "Watcher"]
 
@@ -29,6 +29,8 @@ SLOW_TICK = 5.0
 """Seconds between looks at what changes rarely: the owner's state, the newest watcher, the saved output offset."""
 PATIENCE = 180.0
 """Seconds a replica without a living program waits for the owner's word, or for a channel that is down."""
+WAITING_TICK = 30.0
+"""Seconds between two looks whether the job has its slots again; none of them holds a place in between."""
 SETTLE = 10.0
 """Seconds a program that ended with 0 lets the owner see that before it obeys a call to start again."""
 
@@ -159,6 +161,8 @@ class Watcher:
     def _arrived_late(self, cluster: Cluster) -> Outcome:
         """The job is over: never start."""
         self._program.remove_leftovers()
+        if cluster.again_after is not None:
+            return Outcome(Result.AGAIN, cluster.reason, cluster.again_after)
         if cluster.failed_for_good(self.replica):
             return Outcome(Result.FAILED, cluster.reason)
         text = f"the job had already {cluster.phase} when {self.replica} arrived: {cluster.reason}"
@@ -244,6 +248,8 @@ class Watcher:
         self._program.end(f"the job has {cluster.phase}: {cluster.reason}", self._member.end)
         if cluster.phase is Phase.SUCCEEDED:
             return Outcome(Result.SUCCESS, f"the job succeeded: {cluster.reason}")
+        if cluster.again_after is not None:
+            return Outcome(Result.AGAIN, cluster.reason, cluster.again_after)
         if cluster.failed_for_good(self.replica):
             return Outcome(Result.FAILED, cluster.reason)
         return Outcome(Result.SKIPPED, f"stopped because the job failed: {cluster.reason}")
@@ -275,5 +281,8 @@ class Watcher:
         cluster = self._channel.cluster()
         if cluster and cluster.phase.terminal:
             return self._finish(cluster)
+        if owner == WAITING:
+            delay = min(WAITING_TICK, self._job.run_policy.start_timeout / 4)
+            return Outcome(Result.AGAIN, "the job waits for its slots again; no place is taken meanwhile", delay)
         self._program.end(f"nobody leads the job any more: {owner}", self._member.end)
         return Outcome(Result.SKIPPED, f"stopped because nobody leads the job any more: {owner}")

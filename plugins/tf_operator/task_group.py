@@ -16,7 +16,7 @@ from airflow.sdk import DAG, BaseOperator, Param, TaskGroup
 from airflow.sdk.bases.operator import OPERATOR_DEFAULTS
 from airflow.sdk.definitions._internal.contextmanager import DagContext, TaskGroupContext
 
-from tf_operator import settings
+from tf_operator import settings, teams
 from tf_operator.errors import JobError
 from tf_operator.gang import evaluate
 from tf_operator.job_spec import TensorFlowJob
@@ -32,6 +32,7 @@ from tf_operator.operators import (
     ReplicaOperator,
     ResultOperator,
 )
+from tf_operator.operators.retry import ReplicaRetryPolicy
 from tf_operator.plan import is_mapped
 
 WATCHER_RETRIES = 10
@@ -80,6 +81,13 @@ class _Build:
     project_dir: str
     prefix: str
     strict_conf: bool
+    team: str | None = None
+    fence: Mapping[str, Any] | None = None
+
+    @property
+    def gang(self) -> dict[str, Any]:
+        """The formula of pool and slots; with a fence where there are teams."""
+        return self.job.gang(self.prefix) | ({} if self.fence is None else {"fence": dict(self.fence)})
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -98,11 +106,12 @@ def as_task_group(
     param_prefix: str = "",
     project_dir: Path | None = None,
     strict_conf: bool = False,
+    file: Path | None = None,
 ) -> TensorFlowTaskGroup:
     """The job as a task group of the DAG being defined. JobError if the DAG cannot hold it.
 
     The job's params join the DAG's; `param_prefix` goes before their names there. `strict_conf` refuses runs with
-    values for params the DAG does not have.
+    values for params the DAG does not have. `file` is what the job's team is told by: default the DAG's own.
     """
     dag = DagContext.get_current()
     if dag is None:
@@ -113,13 +122,25 @@ def as_task_group(
         )
     _merge_params(dag, job, param_prefix)
     folder = project_dir or settings.project_dir(Path(dag.fileloc).parent)
+    known = teams.load(folder)
+    team = known.of_folder(file or Path(dag.fileloc), _roots(folder))
     given = _given_defaults(dag)
     neutral = {key: value for key, value in _defaults().items() if key in given}
     group = TensorFlowTaskGroup(group_id=group_id, tooltip=job.description or job.name, default_args=neutral)  # type: ignore[arg-type]
     with group:
-        build = _Build(job, group.group_id or "", str(folder), param_prefix, strict_conf)
+        build = _Build(
+            job, group.group_id or "", str(folder), param_prefix, strict_conf, team=team, fence=known.fence(team)
+        )
         group.output = _wire(build)
     return group
+
+
+def _roots(project: Path) -> list[Path]:
+    """Where the folders of teams are."""
+    from airflow.sdk.configuration import conf
+
+    dags = Path(conf.get("core", "dags_folder", fallback="dags"))
+    return [project / "configs" / "jobs", project / "dags", dags]
 
 
 def _given_defaults(dag: DAG) -> set[str]:
@@ -160,7 +181,8 @@ def _wire(build: _Build) -> Any:
     plan = PlanOperator(
         task_id="plan",
         of=first,
-        policy=build.job.gang(build.prefix),
+        policy=build.gang,
+        team=build.team,
         strict_conf=build.strict_conf,
         retries=2,
         retry_delay=SHORT,
@@ -197,7 +219,7 @@ def _wire(build: _Build) -> Any:
 
 
 def _cluster(build: _Build, mapped: list[str]) -> ClusterOperator:
-    gang = build.job.gang(build.prefix)
+    gang = build.gang
     return ClusterOperator(
         task_id="cluster",
         gang=json.dumps(gang),
@@ -229,6 +251,7 @@ def _replica(build: _Build, outline: GroupOutline, plan: PlanOperator, first: st
         "group_id": build.group_id,
         "retries": outline.retries + WATCHER_RETRIES,
         "retry_delay": timedelta(seconds=seconds(build.job.retry_delay)),
+        "retry_policy": ReplicaRetryPolicy(),
         "pool": "default_pool",
     }
     if not is_mapped(outline.role, outline.count):
@@ -293,7 +316,8 @@ def as_dag(job: TensorFlowJob, *, project_dir: Path, fileloc: str | None = None)
         auto_register=False,
         **kwargs,
     ) as dag:
-        as_task_group(job, "train", project_dir=project_dir, strict_conf=True)
+        file = Path(job.source_file) if job.source_file else None
+        as_task_group(job, "train", project_dir=project_dir, strict_conf=True, file=file)
     if fileloc:
         dag.fileloc = fileloc
     return dag

@@ -62,7 +62,8 @@ class ClusterTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Lead the attempt to its end, hold the slots until the replicas have let go, then end the task."""
-        owner = Owner(self.plan.job, begin(self.plan.job, self.plan.attempt))
+        tries_left = max(0, self.plan.job.run_policy.backoff_limit - self.plan.again)
+        owner = Owner(self.plan.job, begin(self.plan.job, self.plan.attempt, tries_left))
         try:
             owner = await self._take_up(owner)
             await self._lead(owner)
@@ -70,13 +71,19 @@ class ClusterTrigger(BaseTrigger):
             self.log.exception("the cluster trigger failed")
             owner.fail(f"the cluster trigger failed: {type(error).__name__}: {error}")
             await self._publish(owner.cluster)
-        cluster = owner.cluster
         try:
-            await self._wait_until_released()
+            await self._wind_up(owner)
         except Exception:
             self.log.exception("could not wait for the replicas to let go")
+            owner.fail_for_good()
+            await self._publish(owner.cluster)
+        cluster = owner.cluster
         await self._quietly(airflow_io.unregister_holder, self.plan.pool, self.ref)
         self.log.info("cluster %s: %s", cluster.phase, cluster.reason)
+        if cluster.again_after is not None:
+            # Meant to lead back through the pool: the slots are free from here on.
+            yield TriggerEvent({"again_after": cluster.again_after})  # type: ignore[no-untyped-call]
+            return
         yield TaskSuccessEvent() if cluster.phase is Phase.SUCCEEDED else TaskFailedEvent()
 
     async def _take_up(self, owner: Owner) -> Owner:
@@ -168,17 +175,36 @@ class ClusterTrigger(BaseTrigger):
         self._turn += len(turn)
         return list(dict.fromkeys(changed + turn))
 
-    async def _wait_until_released(self) -> None:
-        """Slots are given back only when no replica's program can still use a device."""
+    async def _wind_up(self, owner: Owner) -> None:
+        """Wait until the replicas have let go, say what fell with the cause, or hand over to the next attempt."""
+        again = owner.cluster.again_after is not None
+        released = await self._wait_until_released(airflow_io.HOLDING if again else airflow_io.LIVE)
+        if again and released:
+            while not await self._quietly(airflow_io.replace_plan, self.ref, self.plan):
+                await asyncio.sleep(TICK)
+        elif again:
+            owner.fail_for_good()
+            await self._publish(owner.cluster)
+        elif owner.cluster.cause and await self._quietly(self._read_members) and owner.conclude(self._members):
+            await self._publish(owner.cluster)
+
+    def _read_members(self) -> None:
+        for replica, place in self._places.items():
+            if member := airflow_io.read_member(self.ref, place):
+                self._members[replica] = member
+
+    async def _wait_until_released(self, unreleased: frozenset[str]) -> bool:
+        """Slots are given back only when no replica's program can still use a device. False: it took too long."""
         policy, job = self.plan.job.run_policy, self.plan.job
         patience = policy.termination_grace + policy.evaluator_grace + job.retry_delay + 60.0
         deadline = time.monotonic() + patience
-        while await self._look() is False or any(state in airflow_io.LIVE for state in self._states.values()):
+        while await self._look() is False or any(state in unreleased for state in self._states.values()):
             if time.monotonic() > deadline:
-                late = [str(r) for r, state in self._states.items() if state in airflow_io.LIVE]
+                late = [str(r) for r, state in self._states.items() if state in unreleased]
                 self.log.warning("gave the slots back though these have not ended: %s", ", ".join(late))
-                return
+                return False
             await asyncio.sleep(TICK)
+        return True
 
     async def _quietly(self, function: Any, *args: Any) -> bool:
         try:

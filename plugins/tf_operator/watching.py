@@ -13,6 +13,9 @@ from tf_operator.errors import TfOperatorError
 from tf_operator.membership import Cluster, Member
 from tf_operator.runners.base import Runner, SecretBundle
 
+WAITING = "waiting"
+"""An owner's state: between two attempts of one run, in the pool's queue."""
+
 
 class ChannelError(TfOperatorError):
     """The channel cannot be reached now. An outage, not an answer."""
@@ -30,7 +33,7 @@ class Channel(Protocol):
         ...
 
     def owner_state(self) -> str:
-        """`alive`, or why there is no owner any more in one phrase."""
+        """`alive`, `waiting` for its slots between two attempts, or why there is no owner any more in one phrase."""
         ...
 
 
@@ -89,6 +92,8 @@ class Result(StrEnum):
     """Stopped because of something else: not a fault of this replica."""
     RETRY = "retry"
     FAILED = "failed"
+    AGAIN = "again"
+    """Everything was let go; the replica is to come back after `Outcome.delay`, which is no retry."""
     SUPERSEDED = "superseded"
     """A newer watcher has the replica; nothing was touched."""
 
@@ -99,3 +104,5 @@ class Outcome:
 
     result: Result
     text: str
+    delay: float = 0.0
+    """Seconds to stay away, for AGAIN."""

@@ -12,10 +12,12 @@ from dataclasses import replace
 from tf_operator.cluster_spec import cluster_spec
 from tf_operator.identity import ReplicaId
 from tf_operator.job_spec.rendered import RenderedJob
+from tf_operator.membership.backoff import pause
 from tf_operator.membership.facts import ENDED, GONE, Facts, Timers, deciders, end_key
-from tf_operator.membership.judgement import judge_ends, out_of_retries
+from tf_operator.membership.judgement import judge_ends
 from tf_operator.membership.losses import lose, start_again
 from tf_operator.membership.messages import Cluster, Phase, Status
+from tf_operator.membership.restart_policy import out_of_retries
 
 __all__ = ["ENDED", "GONE", "Facts", "Timers", "begin", "decide"]
 
@@ -23,9 +25,9 @@ START_MARGIN = 60.0
 """Seconds beyond `start_timeout` for a replica that may start: its watcher's own word on devices comes first."""
 
 
-def begin(job: RenderedJob, attempt: str) -> Cluster:
-    """The first message of an attempt."""
-    return Cluster(attempt=attempt, launch={str(r): 1 for r in job.replicas})
+def begin(job: RenderedJob, attempt: str, tries_left: int = 0) -> Cluster:
+    """The first message of an attempt. `tries_left`: see `Cluster`."""
+    return Cluster(attempt=attempt, launch={str(r): 1 for r in job.replicas}, tries_left=tries_left)
 
 
 def decide(job: RenderedJob, cluster: Cluster, timers: Timers, facts: Facts) -> tuple[Cluster, Timers]:
@@ -152,12 +154,16 @@ def _missing_too_long(job: RenderedJob, cluster: Cluster, timers: Timers, facts:
         return cluster
     states = ", ".join(f"{name} ({_where(ReplicaId.parse(name), facts)})" for name in late)
     cause = cluster.cause if cluster.cause and cluster.cause.get("replica") in late else None
-    return cluster.failed(
+    reason = (
         f"start_timeout: not ready within {limit:.0f} s: {states};"
-        " are there executor slots for every replica? (run_policy.start_timeout)",
-        cause=cause,
-        consequences=(),
+        " are there executor slots for every replica? (run_policy.start_timeout)"
     )
+    again_after = None
+    if cluster.tries_left:
+        again_after = pause(job, cluster.attempt, max(0, job.run_policy.backoff_limit - cluster.tries_left))
+        left = f"{cluster.tries_left} more at most"
+        reason += f"; all is let go, to be asked for again in {again_after:.0f} s ({left})"
+    return cluster.failed(reason, cause=cause, consequences=(), again_after=again_after)
 
 
 def _extra(job: RenderedJob, cluster: Cluster, name: str) -> float:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from tf_operator.identity import ReplicaId
-from tf_operator.job_spec.rendered import RenderedJob, ReplicaGroup
+from tf_operator.job_spec.rendered import RenderedJob
 from tf_operator.membership.facts import Facts, Timers
 from tf_operator.membership.losses import lose, start_again
-from tf_operator.membership.messages import NOT_STARTED, Cluster, Judgement, Member, Status, Verdict, describe_end
+from tf_operator.membership.messages import (
+    NOT_STARTED,
+    Cluster,
+    Judgement,
+    Member,
+    Phase,
+    Status,
+    Verdict,
+    describe_end,
+)
+from tf_operator.membership.restart_policy import why_final
 from tf_operator.membership.restart_table import can_be_drawn, may_draw
 
 JUDGE_WINDOW = {"parameter_server": 8.0, "multi_worker_mirrored": 20.0}
@@ -99,7 +109,7 @@ def _own_fault(job: RenderedJob, cluster: Cluster, facts: Facts, replica: Replic
     member = facts.members[replica]
     if member.end is None:
         raise ValueError(f"{replica} reports no end")
-    final = _why_final(job.group_of(replica), member)
+    final = why_final(job.group_of(replica), member)
     verdict = Verdict.FINAL if final else Verdict.RETRY
     judgement = Judgement(member.incarnation, member.generation, verdict)
     cause = {
@@ -116,27 +126,24 @@ def _own_fault(job: RenderedJob, cluster: Cluster, facts: Facts, replica: Replic
     return lose(job, cluster, facts, replica, text)
 
 
-def _why_final(group: ReplicaGroup, member: Member) -> str | None:
-    end = member.end
-    if member.final:
-        return "trying again cannot help"
-    if group.restart_policy == "never":
-        return "restart_policy is never"
-    if group.restart_policy == "exit_code" and end and 1 <= end.code <= 127 and not _own_doing(member):
-        return f"restart_policy is exit_code and {end.code} is final (1-127)"
-    return out_of_retries(group, member.failures + 1)
-
-
-def out_of_retries(group: ReplicaGroup, failures: int) -> str | None:
-    """Why a replica with so many faults of its own is not started again; None where it may be."""
-    if failures <= group.retries:
-        return None
-    return f"started {failures} time{'s' if failures > 1 else ''}, retries is {group.retries}"
-
-
 def _last_lines(tail: Iterable[str]) -> str:
     lines = [line for line in tail if line.strip()]
     return "; last lines: " + " | ".join(lines[-5:]) if lines else ""
+
+
+def note_late(job: RenderedJob, cluster: Cluster, members: Mapping[ReplicaId, Member]) -> Cluster:
+    """Add the programs that the cause of a failure drew down while the word of it was on its way to them."""
+    if cluster.phase is not Phase.FAILED or not cluster.cause:
+        return cluster
+    cause = ReplicaId.parse(str(cluster.cause["replica"]))
+    for replica, member in sorted(members.items(), key=lambda item: item[0].order):
+        end = member.end
+        fell = member.status is Status.EXITED and end is not None and end.code != 0 and not _own_doing(member)
+        known = member.incarnation == cluster.members.get(str(replica))
+        unjudged = cluster.verdict_on(replica, member) is None
+        if fell and known and unjudged and may_draw(job.strategy, cause, replica, job.replicas):
+            cluster = _note_consequence(cluster, replica)
+    return cluster
 
 
 def _note_consequence(cluster: Cluster, replica: ReplicaId) -> Cluster:

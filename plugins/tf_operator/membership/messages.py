@@ -119,6 +119,10 @@ class Cluster:
     """Generations begun beyond the first, for whatever cause: bounded by `backoff_limit`."""
     elapsed: float = 0.0
     """Seconds since admission, kept here so that they survive the owner's process."""
+    tries_left: int = 0
+    """How often the job may still let go of everything after a start_timeout, to try again."""
+    again_after: float | None = None
+    """Failed, but not for good: everybody lets go, and a new attempt begins after so many seconds."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON form; `from_json` reads it."""

@@ -11,6 +11,7 @@ from tf_operator.identity import ReplicaId
 from tf_operator.job_spec.rendered import RenderedJob
 from tf_operator.membership.decide import decide
 from tf_operator.membership.facts import Facts, Timers
+from tf_operator.membership.judgement import note_late
 from tf_operator.membership.messages import Cluster, Member
 
 SAY_AGAIN = 30.0
@@ -51,3 +52,13 @@ class Owner:
         """End the attempt as failed for a reason that lies outside the replicas."""
         if not self.cluster.phase.terminal:
             self.cluster = self.cluster.failed(reason)
+
+    def fail_for_good(self) -> None:
+        """Take back that the attempt would be tried again."""
+        self.cluster = replace(self.cluster, again_after=None)
+
+    def conclude(self, members: Mapping[ReplicaId, Member]) -> bool:
+        """After the last replica let go: name what the failure drew with it. True where the message has changed."""
+        known = {r: m for r, m in members.items() if m.attempt == self.cluster.attempt}
+        before, self.cluster = self.cluster, note_late(self.job, self.cluster, known)
+        return self.cluster is not before

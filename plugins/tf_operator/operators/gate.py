@@ -64,7 +64,13 @@ class ClusterOperator(BaseOperator):
             )
 
     def resumed(self, context: Context, event: Any = None) -> None:
-        """Only a way out Airflow took by itself leads here; the slots are gone with it."""
+        """After a start_timeout: stay away for a while, then ask for the slots again, as `execute`.
+
+        Else only a way out Airflow took by itself leads here; the slots are gone with it.
+        """
+        if isinstance(event, dict) and "again_after" in event:
+            self.log.info("everything was let go; the next attempt begins in %.0f s", event["again_after"])
+            raise airflow_io.away_for(event["again_after"])
         raise AirflowFailException(
             f"the cluster trigger was ended by Airflow ({event}): clear the whole group to try again"
         )

@@ -14,6 +14,7 @@ from tf_operator import airflow_io
 from tf_operator.errors import RunnerError
 from tf_operator.host import host_for
 from tf_operator.identity import ReplicaId
+from tf_operator.operators.retry import ReplicaFailedError
 from tf_operator.plan import GroupRef, Place, Plan
 from tf_operator.supervision import ChannelError, Outcome, Result, Watcher
 
@@ -76,7 +77,7 @@ class ReplicaOperator(BaseOperator):
             plan.attempt,
             identity,
             host=host_for(plan.job, identity, plan.slots_per_gpu, login=_login),
-            channel=airflow_io.AirflowChannel(ref, place, plan.attempt),
+            channel=airflow_io.AirflowChannel(ref, place, plan),
             store=airflow_io.AirflowStore(context["task_state_store"]),
             emit=lambda line: print(line, flush=True),  # noqa: T201 - the supervisor reads stdout; twice as fast as the log
             log=self.log.info,
@@ -112,10 +113,11 @@ class ReplicaOperator(BaseOperator):
         self.log.info(outcome.text)
         if outcome.result is Result.SKIPPED:
             raise AirflowSkipException(outcome.text)
-        if outcome.result is Result.RETRY:
-            raise AirflowException(outcome.text)
+        if outcome.result is Result.AGAIN:
+            # Airflow counts no try for it, and no place is taken until then.
+            raise airflow_io.away_for(outcome.delay)
         if outcome.result is not Result.SUCCESS:
-            raise AirflowFailException(outcome.text)
+            raise ReplicaFailedError(outcome.text, final=outcome.result is not Result.RETRY)
 
 
 def _login(connection: str) -> Any:

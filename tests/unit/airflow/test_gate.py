@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
 
 from tf_operator.operators import AdmissionOperator, ClusterOperator
 
@@ -37,3 +38,10 @@ def test_a_way_back_airflow_took_by_itself_fails_for_good() -> None:
     for task in (cluster, admission):
         with pytest.raises(AirflowFailException, match="clear the whole group"):
             task.resumed({})  # type: ignore[typeddict-item]
+
+
+def test_after_a_start_timeout_the_cluster_stays_away_before_it_asks_for_its_slots_again() -> None:
+    cluster = ClusterOperator(task_id="cluster", gang="{}", group_id="train", mapped=[])
+    with pytest.raises(AirflowRescheduleException) as away:
+        cluster.resumed({}, {"again_after": 30.0})  # type: ignore[typeddict-item]
+    assert timedelta(seconds=25) < away.value.reschedule_date - datetime.now(UTC) <= timedelta(seconds=30)

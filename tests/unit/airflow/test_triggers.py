@@ -12,7 +12,7 @@ from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent
 from tf_operator import airflow_io
 from tf_operator.job_spec import RenderedJob
 from tf_operator.job_spec.rendered import RenderedRunPolicy, ReplicaGroup
-from tf_operator.membership import Cluster, Member, Status
+from tf_operator.membership import Cluster, Member, Phase, Status
 from tf_operator.plan import GroupRef, Place, Plan
 from tf_operator.runners.base import Exit
 from tf_operator.triggers import AdmissionTrigger, ClusterTrigger
@@ -43,11 +43,15 @@ class Board:
         patch.setattr(airflow_io, "read_cluster", lambda ref, attempt: self.stored)
         patch.setattr(airflow_io, "write_cluster", self._write)
         patch.setattr(airflow_io, "read_plan", lambda ref: self.plan)
+        patch.setattr(airflow_io, "replace_plan", self._replace_plan)
         patch.setattr(airflow_io, "read_member", lambda ref, place: self.member)
         patch.setattr(airflow_io, "task_states", lambda ref, ids: self.states)
         patch.setattr(airflow_io, "register_holder", lambda pool, ref, slots: None)
         patch.setattr(airflow_io, "unregister_holder", lambda pool, ref: None)
         patch.setattr(airflow_io, "holders", lambda pool: [])
+
+    def _replace_plan(self, ref: GroupRef, plan: Plan) -> None:
+        self.plan = plan.next_attempt()
 
     def _write(self, ref: GroupRef, cluster: Cluster) -> None:
         self.clusters.append(cluster)
@@ -110,7 +114,7 @@ def test_an_admission_that_did_not_open_ends_the_cluster_at_once(tmp_path: Path,
 
 def test_another_attempts_member_is_dropped(tmp_path: Path, board: Board) -> None:
     board.member = Member("old", 7, "127.0.0.1:20000", Status.EXITED, generation=1, end=Exit(0))
-    assert [type(e) for e in events(trigger(tmp_path, start_timeout=0))] == [TaskFailedEvent]
+    assert [type(e) for e in events(trigger(tmp_path, start_timeout=0, backoff_limit=0))] == [TaskFailedEvent]
     assert "start_timeout" in board.clusters[-1].reason
 
 
@@ -122,6 +126,47 @@ def test_slots_that_are_not_the_plans_fail(tmp_path: Path, board: Board) -> None
     subject.task_instance = Holding()  # type: ignore[assignment]
     assert [type(e) for e in events(subject)] == [TaskFailedEvent]
     assert "holds 3" in board.clusters[-1].reason and "need 1" in board.clusters[-1].reason
+
+
+def test_after_a_start_timeout_the_slots_are_let_go_and_the_next_attempt_is_planned(
+    tmp_path: Path, board: Board
+) -> None:
+    subject = trigger(tmp_path, start_timeout=0, backoff_limit=1)
+    (event,) = events(subject)
+    assert type(event) is TriggerEvent, "no end event: it leads back through the pool"
+    assert board.clusters[-1].again_after == event.payload["again_after"] > 0
+    assert board.plan and board.plan.again == 1
+    assert board.plan.attempt != "a1"
+
+    second = ClusterTrigger("d", "r", "train", ["worker"], board.plan.model_dump(mode="json"))
+    board.states["train.worker_0"] = "running"
+    assert [type(e) for e in events(second)] == [TaskFailedEvent], "backoff_limit bounds it"
+
+
+def test_a_job_that_does_not_let_go_is_not_tried_again(
+    tmp_path: Path, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else two attempts could hold devices at once."""
+
+    async def never(self: ClusterTrigger, unreleased: frozenset[str]) -> bool:
+        return False
+
+    monkeypatch.setattr(ClusterTrigger, "_wait_until_released", never)
+    assert [type(e) for e in events(trigger(tmp_path, start_timeout=0, backoff_limit=1))] == [TaskFailedEvent]
+    assert board.clusters[-1].again_after is None, "who comes back must not wait for another attempt"
+    assert board.plan is None
+
+
+def test_what_fell_with_the_cause_is_named_though_the_job_had_failed_already(tmp_path: Path, board: Board) -> None:
+    group = ReplicaGroup(task_id="ps", role="ps", count=1, command=["true"], working_dir=str(tmp_path))
+    first = plan(tmp_path)
+    job = first.job.model_copy(update={"groups": [group, *first.job.groups], "strategy": "between_graph"})
+    subject = ClusterTrigger("d", "r", "train", ["ps", "worker"], first.model_copy(update={"job": job}).model_dump())
+    board.states |= {"train.ps_0": "failed", "train.worker_0": "skipped"}
+    board.stored = Cluster("a1", phase=Phase.FAILED, members={"worker-0": 1}, cause={"replica": "ps-0"})
+    board.member = member(Status.EXITED, Exit(1))
+    assert [type(e) for e in events(subject)] == [TaskFailedEvent]
+    assert board.clusters[-1].consequences == ("worker-0",)
 
 
 def test_trap_3_a_kill_writes_nothing() -> None:

@@ -11,6 +11,7 @@ from membership_world import DONE, FAILED, KILLED, World
 
 from tf_operator.identity import ReplicaId
 from tf_operator.membership import Facts, Member, Phase, Status, Timers, begin, decide, deciders
+from tf_operator.membership.backoff import pause
 from tf_operator.runners.base import Exit
 
 
@@ -158,6 +159,28 @@ def test_start_timeout_counts_from_admission_and_names_who_is_late() -> None:
         "start_timeout: not ready within 60 s: worker-0 (not started), ps-0 (queued);"
         " are there executor slots for every replica? (run_policy.start_timeout)"
     )
+
+
+def test_after_a_start_timeout_the_job_may_try_again_each_time_later() -> None:
+    job = make_job(policy={"start_timeout": 60, "backoff_limit": 2}, retry_delay=10.0)
+    pauses = []
+    for tries_left in (2, 1, 0):
+        cluster, timers = decide(job, begin(job, "a1", tries_left), Timers(), Facts(0.0, {}))
+        cluster, _ = decide(job, cluster, timers, Facts(61.0, {}))
+        assert cluster.phase is Phase.FAILED
+        assert ("asked for again in" in cluster.reason) is bool(tries_left)
+        pauses.append(cluster.again_after)
+    first, second, none = pauses
+    assert none is None
+    assert first is not None
+    assert 10 <= first <= 15
+    assert second == pytest.approx(2 * first)
+
+
+def test_two_jobs_in_each_others_way_do_not_come_back_together() -> None:
+    job = make_job(retry_delay=10.0)
+    assert len({pause(job, f"attempt-{number}", 0) for number in range(50)}) > 40
+    assert pause(job, "a", 50) <= 900
 
 
 def test_start_timeout_of_a_lost_replica_begins_after_its_retry_delay() -> None:

@@ -290,6 +290,35 @@ def test_a_generation_waits_for_a_replica_that_was_lost_before_it() -> None:
     assert world.cluster.restarts == 1
 
 
+@pytest.mark.parametrize("policy", ["on_failure", "exit_code", "never"])
+def test_a_consequence_starts_again_in_place_whatever_its_code_and_policy(policy: str) -> None:
+    job = make_job(strategy="between_graph")
+    groups = [
+        group.model_copy(update={"restart_policy": policy}) if group.role == "worker" else group for group in job.groups
+    ]
+    world = World(job.model_copy(update={"groups": groups}))
+    world.end("ps-0", KILLED)
+    world.step()
+    world.end("worker-0", FAILED)
+    world.settle()
+    world.come_back("ps-0")
+    world.settle()
+    assert world.is_running()
+    assert world.own_faults[ReplicaId("worker", 0)] == 0
+    assert world.starts[ReplicaId("worker", 0)] == 2
+
+
+def test_c21_what_falls_while_the_word_of_the_failure_is_on_its_way_is_a_consequence() -> None:
+    world = World(make_job(retries=0, strategy="between_graph"))
+    world.end("ps-0", FAILED, "ValueError: loss is nan")
+    assert world.step().phase is Phase.FAILED
+    world.end("worker-0", FAILED, "lost connection")
+    world.end("worker-1", Exit(code=143, signal="SIGTERM", stopped=True))
+    assert world.owner.conclude(world.members)
+    assert world.cluster.consequences == ("worker-0",), "the other one we stopped ourselves"
+    assert not world.owner.conclude(world.members)
+
+
 # -- how often
 
 
