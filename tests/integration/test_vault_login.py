@@ -200,7 +200,7 @@ def test_logins_through_airflow(openbao: DevOpenBao, connections: dict[str, str]
     ran = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=110)
     assert ran.returncode == 0, ran.stderr
     results = [line.split(" ", 2)[1:] for line in ran.stdout.splitlines() if line.startswith("RESULT ")]
-    lines = {name: said for name, said in results}
+    lines = dict(results)
     assert {name: lines.pop(name) for name in GOOD} == dict.fromkeys(GOOD, f"read {len(VALUE)} it is ***")
     assert {name: lines.pop(name) for name in BAD} == {name: told(openbao, name, name) for name in BAD}
     assert lines.pop("not_vault").startswith("connection not_vault: The url schema must be one of")

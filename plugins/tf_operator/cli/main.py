@@ -18,6 +18,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "local": ("tf_operator.cli.local:local", "Run a job file on this machine, without Airflow."),
     "run": ("tf_operator.cli.run:run", "Run a job file on Airflow and follow it to its end."),
     "schema": ("tf_operator.cli.schema:schema", "Print the JSON Schema of job files."),
+    "vault-policy": (
+        "tf_operator.cli.vault_policy:vault_policy",
+        "Print the least a job's Vault login must be allowed.",
+    ),
     "gpus": ("tf_operator.cli.gpus:gpus", "Show this host's devices, who holds them, and who waits."),
     "clean": ("tf_operator.cli.clean:clean", "Remove what programs have left on this host."),
     "pools": ("tf_operator.cli.pools:pools", "Create or update the Airflow pools."),

@@ -28,6 +28,13 @@ def login_environment(connection: str) -> VaultSession:
     raise SecretError(f"connection {connection}: not known without Airflow; set {way_out}{variable} to a vault:// URI")
 
 
+def is_known(connection: str) -> bool:
+    """Whether the environment says where this connection's Vault is."""
+    return bool(os.environ.get(f"AIRFLOW_CONN_{connection.upper()}")) or (
+        connection == "vault_default" and bool(_either("ADDR"))
+    )
+
+
 def _either(name: str) -> str | None:
     return os.environ.get(f"BAO_{name}") or os.environ.get(f"VAULT_{name}") or None
 

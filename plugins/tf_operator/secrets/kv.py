@@ -63,7 +63,7 @@ def locate(ref: RenderedSecret, session: VaultSession) -> Location:
     try:
         told = session.get(f"sys/internal/ui/mounts/{full}", place(ref))
     except (DeniedError, NotThereError):
-        return _guessed(ref, session, full, declared)
+        return assumed(ref, session.mount, session.kv)
     mount = str(told.get("path", "")).strip("/")
     kind, version = told.get("type"), int((told.get("options") or {}).get("version") or 1)
     if declared and declared != mount:
@@ -143,10 +143,15 @@ def _worded(
     return NotThereError(f"{error} (read as {path}){unsure}", error.state)
 
 
-def _guessed(ref: RenderedSecret, session: VaultSession, full: str, declared: str | None) -> Location:
-    own = (session.mount or "").strip("/")
-    mount = declared or (own if own and full.startswith(f"{own}/") else full.partition("/")[0])
-    return Location(mount, _below(full, mount, ref), ref.kv or session.kv, told=False)
+def assumed(ref: RenderedSecret, mount: str | None = None, kv: int | None = None) -> Location:
+    """Where a secret is when nobody can be asked: at the declared mount, else `mount` (a connection's), else the first
+    part of the path. `kv` is the connection's, for a reference that declares none.
+    """
+    _clean(ref.path, ref)
+    full, own = full_path(ref), (mount or "").strip("/")
+    declared = _clean(ref.mount, ref) if ref.mount else None
+    found = declared or (own if own and full.startswith(f"{own}/") else full.partition("/")[0])
+    return Location(found, _below(full, found, ref), ref.kv or kv, told=False)
 
 
 def _other_engine(ref: RenderedSecret, mount: str, full: str, kind: str) -> Location:
