@@ -168,9 +168,34 @@ class AirflowChannel:
 # -- who holds a pool: triggers cannot read pools, so every holder says so itself
 
 
-def _holder_key(pool: str, ref: GroupRef) -> str:
-    name = hashlib.sha256(str(ref).encode()).hexdigest()[:16]
-    return f"{holder_prefix(pool)}{name}"
+def entry_key(prefix: str, ref: GroupRef) -> str:
+    """The key of what a job says of itself below `prefix`. Ids may hold any character."""
+    return f"{prefix}{hashlib.sha256(str(ref).encode()).hexdigest()[:16]}"
+
+
+def whose(ref: GroupRef) -> dict[str, Any]:
+    """The part of an entry that says whose it is."""
+    return {"dag_id": ref.dag_id, "run_id": ref.run_id, "group_id": ref.group_id}
+
+
+def is_whose(entry: Mapping[str, Any], ref: GroupRef) -> bool:
+    """Whether the entry is this job's."""
+    return (entry["dag_id"], entry["run_id"], entry["group_id"]) == (ref.dag_id, ref.run_id, ref.group_id)
+
+
+def entries(prefix: str, task: str) -> list[dict[str, Any]]:
+    """What jobs say below `prefix` whose `task` is deferred indeed; the dead are dropped."""
+    found = []
+    for key in list(Variable.keys(prefix=prefix)):
+        value = Variable.get(key, default=None, deserialize_json=True)
+        if not value:
+            continue
+        ref = GroupRef(value["dag_id"], value["run_id"], value["group_id"])
+        if task_states(ref, [ref.task(task)]).get(ref.task(task)) == "deferred":
+            found.append(value)
+        else:
+            Variable.delete(key)
+    return found
 
 
 def holder_prefix(pool: str) -> str:
@@ -180,25 +205,15 @@ def holder_prefix(pool: str) -> str:
 
 def register_holder(pool: str, ref: GroupRef, slots: int) -> None:
     """Say that this job holds slots of the pool."""
-    value = {"dag_id": ref.dag_id, "run_id": ref.run_id, "group_id": ref.group_id, "slots": slots, "since": time.time()}
-    Variable.set(_holder_key(pool, ref), value, serialize_json=True)
+    value = {**whose(ref), "slots": slots, "since": time.time()}
+    Variable.set(entry_key(holder_prefix(pool), ref), value, serialize_json=True)
 
 
 def unregister_holder(pool: str, ref: GroupRef) -> None:
     """Say that it holds them no longer. Absence is normal."""
-    Variable.delete(_holder_key(pool, ref))
+    Variable.delete(entry_key(holder_prefix(pool), ref))
 
 
 def holders(pool: str) -> list[dict[str, Any]]:
     """Who says they hold slots of the pool and whose cluster task is deferred indeed; the dead are dropped."""
-    found = []
-    for key in list(Variable.keys(prefix=holder_prefix(pool))):
-        value = Variable.get(key, default=None, deserialize_json=True)
-        if not value:
-            continue
-        ref = GroupRef(value["dag_id"], value["run_id"], value["group_id"])
-        if task_states(ref, [ref.task("cluster")]).get(ref.task("cluster")) == "deferred":
-            found.append(value)
-        else:
-            Variable.delete(key)
-    return found
+    return entries(holder_prefix(pool), "cluster")

@@ -40,6 +40,12 @@ def evaluate(gang: Mapping[str, Any], conf: Mapping[str, Any] | None, slots_per_
     return Demand(pool, max(slots, 1))
 
 
+def count_replicas(gang: Mapping[str, Any], conf: Mapping[str, Any] | None) -> int:
+    """How many replicas the run has. JobError as `evaluate`."""
+    read = _Reader(gang.get("job"), gang.get("defaults") or {}, conf or {})
+    return sum(read.count(term.get("count")) for term in gang.get("terms", ()))
+
+
 @dataclass(frozen=True)
 class _Reader:
     """Reads literals and params; each method checks what it returns."""

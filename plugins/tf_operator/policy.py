@@ -7,15 +7,16 @@ or cleared: in the API server, the CLI and the scheduler. It reads the run's con
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import airflow.settings
 from airflow.policies import hookimpl
 
 from tf_operator.errors import JobError
-from tf_operator.gang import evaluate
+from tf_operator.gang import count_replicas, evaluate
 from tf_operator.pools import slots_per_gpu
+from tf_operator.teams import pool_fault
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
@@ -36,51 +37,107 @@ def task_instance_mutation_hook(task_instance: TaskInstance, dag_run: DagRun | N
     from sqlalchemy.orm import object_session
 
     session = object_session(dag_run)
-    mark = decide(json.loads(gang), dag_run.conf or {}, session)
+    mark = decide(json.loads(gang), dag_run.conf or {}, session, lambda: _team_of(dag_run.dag_id, session))
     task_instance.pool = "default_pool" if "refused" in mark else mark["pool"]
     task_instance.pool_slots = 1 if "refused" in mark else mark["slots"]
     if session is not None:
         _leave(mark, task_instance, dag_run, session)
 
 
-def decide(gang: Mapping[str, Any], conf: Mapping[str, Any], session: Session | None) -> dict[str, Any]:
-    """`{pool, slots}` of this run, or `{refused: why}` in one line."""
+def decide(
+    gang: Mapping[str, Any],
+    conf: Mapping[str, Any],
+    session: Session | None,
+    team: Callable[[], str | None] = lambda: None,
+) -> dict[str, Any]:
+    """`{pool, slots}` of this run, or `{refused: why}` in one line. `team` asks for the DAG's Airflow team."""
     try:
-        pool = evaluate(gang, conf).pool
-        if pool is None or session is None:
-            demand = evaluate(gang, conf)
-            return {"pool": demand.pool or "default_pool", "slots": demand.slots}
+        pool = evaluate(gang, conf).pool or "default_pool"
+        if session is None:
+            return {"pool": pool, "slots": evaluate(gang, conf).slots}
         row = _pool(pool, session)
         if row is None:
             return {
                 "refused": f"scheduling.pool = {pool}: Airflow has no such pool; create it with `tf-operator pools`"
             }
-        size, description, include_deferred = row
-        demand = evaluate(gang, conf, slots_per_gpu(description))
+        slots = evaluate(gang, conf, slots_per_gpu(row.description)).slots
+        why = (
+            pool_fault(gang.get("fence"), pool)
+            or _airflow_team_fault(row, team)
+            or (None if pool == "default_pool" else _pool_fault(row, slots))
+            or _default_pool_fault(count_replicas(gang, conf), session)
+        )
     except JobError as error:
         return {"refused": str(error)}
-    if not include_deferred:
-        return {
-            "refused": f"scheduling.pool = {pool}: the pool does not count deferred tasks, so two jobs could hold the"
+    return {"refused": why} if why else {"pool": pool, "slots": slots}
+
+
+def _pool_fault(pool: _Pool, slots: int) -> str | None:
+    if not pool.include_deferred:
+        return (
+            f"scheduling.pool = {pool.name}: the pool does not count deferred tasks, so two jobs could hold the"
             " same GPUs; set include_deferred with `tf-operator pools`"
-        }
-    if 0 <= size < demand.slots:
-        return {
-            "refused": f"the job needs {demand.slots} slots, pool {pool} has {size} in all: it can never start; ask for"
+        )
+    if 0 <= pool.slots < slots:
+        return (
+            f"the job needs {slots} slots, pool {pool.name} has {pool.slots} in all: it can never start; ask for"
             " fewer replicas or GPUs, or enlarge the pool"
-        }
-    return {"pool": pool, "slots": demand.slots}
+        )
+    return None
 
 
-def _pool(name: str, session: Session) -> tuple[int, str | None, bool] | None:
+def _airflow_team_fault(pool: _Pool, team: Callable[[], str | None]) -> str | None:
+    """In multi-team mode the scheduler passes over such a task without a word, for ever."""
+    if not pool.team or (mine := team()) == pool.team:
+        return None
+    return (
+        f"scheduling.pool = {pool.name}: it is the pool of Airflow's team {pool.team}, the DAG is"
+        f" {f'team {mine}' if mine else 'nobody'}'s (its bundle tells): Airflow would never start it"
+    )
+
+
+def _default_pool_fault(replicas: int, session: Session) -> str | None:
+    """The replicas' own tasks: a part of them would start and wait for the rest."""
+    row = _pool("default_pool", session)
+    if row is None or row.slots < 0 or replicas <= row.slots:
+        return None
+    return (
+        f"{replicas} replicas must run at once, each in a slot of default_pool, which has {row.slots};"
+        " enlarge it, or ask for fewer replicas"
+    )
+
+
+class _Pool(NamedTuple):
+    name: str
+    slots: int
+    description: str | None
+    include_deferred: bool
+    team: str | None
+
+
+def _pool(name: str, session: Session) -> _Pool | None:
+    from airflow.configuration import conf
     from airflow.models.pool import Pool
     from sqlalchemy import select
 
     with session.no_autoflush:
         row = session.execute(
-            select(Pool.slots, Pool.description, Pool.include_deferred).where(Pool.pool == name)
+            select(Pool.slots, Pool.description, Pool.include_deferred, Pool.team_name).where(Pool.pool == name)
         ).first()
-    return None if row is None else (int(row[0]), row[1], bool(row[2]))
+    if row is None:
+        return None
+    team = row[3] if conf.getboolean("core", "multi_team", fallback=False) else None
+    return _Pool(name, int(row[0]), row[1], bool(row[2]), team)
+
+
+def _team_of(dag_id: str, session: Session | None) -> str | None:
+    from airflow.models.dag import DagModel
+
+    if session is None:
+        return None
+    with session.no_autoflush:
+        team: str | None = DagModel.get_team_name(dag_id, session=session)
+    return team
 
 
 def _leave(mark: Mapping[str, Any], task_instance: TaskInstance, dag_run: DagRun, session: Session) -> None:

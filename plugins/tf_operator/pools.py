@@ -25,6 +25,8 @@ class _PoolConfig(BaseModel):
     slots: int | Literal["auto"] = "auto"
     slots_per_gpu: int = Field(default=1, ge=1)
     description: str = ""
+    team: str | None = None
+    """Airflow's own team of the pool, where its multi-team mode is on."""
 
 
 class _PoolsFile(BaseModel):
@@ -43,6 +45,7 @@ class WantedPool:
     include_deferred: bool = True
     because: str = ""
     """Where the slots come from, if they were counted."""
+    team: str | None = None
 
 
 def slots_per_gpu(description: str | None) -> int:
@@ -84,10 +87,10 @@ def wanted_pools(path: Path, count_gpus: Callable[[], int]) -> list[WantedPool]:
 def _wanted(name: str, pool: _PoolConfig, count_gpus: Callable[[], int]) -> WantedPool:
     description = describe(pool.description, pool.slots_per_gpu)
     if pool.slots != "auto":
-        return WantedPool(name, pool.slots, description)
+        return WantedPool(name, pool.slots, description, team=pool.team)
     here = count_gpus()
     because = f" ({here} GPUs on this host x slots_per_gpu {pool.slots_per_gpu})"
-    return WantedPool(name, here * pool.slots_per_gpu, description, because=because)
+    return WantedPool(name, here * pool.slots_per_gpu, description, because=because, team=pool.team)
 
 
 def disagreements(wanted: list[WantedPool], actual: Mapping[str, Any]) -> list[str]:
@@ -105,4 +108,6 @@ def _difference(pool: WantedPool, found: Any) -> str | None:
         faults.append(f"description is {found.description!r}, wanted {pool.description!r}")
     if found.include_deferred != pool.include_deferred:
         faults.append("does not count deferred tasks (include_deferred): jobs would share GPUs")
+    if pool.team and getattr(found, "team_name", None) != pool.team:
+        faults.append(f"is not team {pool.team}'s in Airflow")
     return f"pool {pool.name}: {'; '.join(faults)}" if faults else None

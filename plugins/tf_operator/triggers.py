@@ -14,7 +14,7 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent, TriggerEvent
 from asgiref.sync import sync_to_async
 
-from tf_operator import airflow_io
+from tf_operator import airflow_io, turns
 from tf_operator.identity import ReplicaId
 from tf_operator.membership import Cluster, Member, Owner, Phase, begin
 from tf_operator.membership.decide import GONE
@@ -226,6 +226,8 @@ class AdmissionTrigger(BaseTrigger):
         self._said: tuple[str, float] = ("", 0.0)
         self._too_late = ""
         self._asked: tuple[str, float] = ("", float("-inf"))
+        self._plan: Plan | None = None
+        self._goes_first = False
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The kwargs the DAG was parsed with; the run's ids come with the task instance."""
@@ -247,6 +249,8 @@ class AdmissionTrigger(BaseTrigger):
             except Exception as error:
                 self.log.warning("Airflow does not answer now: %s: %s", type(error).__name__, error)
                 verdict = None
+            if self._goes_first and (self._too_late or verdict is not None):
+                await self._give_up_turn(ref)
             if self._too_late:
                 # The one way out over a worker: from there the cluster task can be taken out of the pool's queue.
                 yield TriggerEvent({"too_late": self._too_late})  # type: ignore[no-untyped-call]
@@ -258,10 +262,11 @@ class AdmissionTrigger(BaseTrigger):
 
     async def _look(self, ref: GroupRef) -> bool | None:
         """True: open. False: never. None: wait."""
-        plan = await sync_to_async(airflow_io.read_plan)(ref)
+        plan = self._plan or await sync_to_async(airflow_io.read_plan)(ref)
         if plan is None:
             self.log.error("%s has left no plan: clear the whole group", ref.task("plan"))
             return False
+        self._plan = plan
         cluster_id = ref.task("cluster")
         wanted = [cluster_id, *map(ref.task, self.replica_tasks)]
         states = await sync_to_async(airflow_io.task_states)(ref, wanted)
@@ -269,6 +274,9 @@ class AdmissionTrigger(BaseTrigger):
         if state in ("failed", "skipped", "upstream_failed", "removed", "success"):
             self.log.error("not opened: the task %s is %s; its log says why", cluster_id, state)
             return False
+        if state == "deferred":
+            # Many may wait, and each look costs the triggerer a call: the plan is read again only where it matters.
+            self._plan = None
         if state == "deferred" and not await self._still_running(cluster_id, states):
             cluster = await sync_to_async(airflow_io.read_cluster)(ref, plan.attempt)
             if cluster and cluster.phase.terminal:
@@ -298,6 +306,10 @@ class AdmissionTrigger(BaseTrigger):
             )
             self.log.error("%s", self._too_late)
             return False
+        if state == "scheduled" and not self._goes_first and waited > turns.reserve_after():
+            await sync_to_async(turns.take)(ref, plan)
+            self._goes_first = True
+            self.log.info("has waited for more than %.0f s: jobs that come now go after it", turns.reserve_after())
         if state != "deferred":
             await self._say(
                 f"waiting for {plan.slots} slots of pool {plan.pool} ({ref.task('cluster')} is {state or 'new'});"
@@ -323,6 +335,14 @@ class AdmissionTrigger(BaseTrigger):
         return "held by " + ", ".join(
             f"{GroupRef(h['dag_id'], h['run_id'], h['group_id'])} ({h['slots']} slots)" for h in others
         )
+
+    async def _give_up_turn(self, ref: GroupRef) -> None:
+        """Who waits behind this job asks for its task's state too, so that this may fail."""
+        try:
+            if plan := self._plan or await sync_to_async(airflow_io.read_plan)(ref):
+                await sync_to_async(turns.give_up)(ref, plan)
+        except Exception as error:
+            self.log.warning("its turn is not taken back yet: %s: %s", type(error).__name__, error)
 
     async def _say(self, text: str) -> None:
         """Log what is new, and the same again each minute."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,13 +44,31 @@ def apply(wanted: list[WantedPool], change: bool) -> list[str]:
             if change:
                 for pool in wanted:
                     Pool.create_or_update_pool(
-                        pool.name, pool.slots, pool.description, pool.include_deferred, session=session
+                        pool.name,
+                        pool.slots,
+                        pool.description,
+                        pool.include_deferred,
+                        team_name=_team(pool, actual.get(pool.name)),
+                        session=session,
                     )
                 lines = [f"{line}: set" for line in lines]
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", error)).splitlines()[0]
         raise PreflightError(f"Airflow's database cannot be used: {reason}; run it on the scheduler's host") from None
     return lines
+
+
+def _team(pool: WantedPool, actual: Any) -> str | None:
+    """The wanted team, else the one the pool has: Airflow sets what it is not told to none."""
+    from airflow.configuration import conf
+
+    if conf.getboolean("core", "multi_team", fallback=False):
+        return pool.team or getattr(actual, "team_name", None)
+    if pool.team:
+        raise PreflightError(
+            f"pools.{pool.name}.team = {pool.team}: Airflow's multi-team mode is off ([core] multi_team)"
+        )
+    return None
 
 
 def count_gpus() -> int:

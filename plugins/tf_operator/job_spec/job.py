@@ -129,6 +129,11 @@ class TensorFlowJob(Part):
         """The JSON Schema of a job file, for editors. Replica types are listed in lower case only."""
         return {"$schema": "https://json-schema.org/draft/2020-12/schema", **cls.model_json_schema()}
 
+    @property
+    def source_file(self) -> str | None:
+        """The file it was read from; None where it was made in Python."""
+        return self._source.file
+
     @cached_property
     def param_specs(self) -> dict[str, ParamSpec]:
         """The declared params, in file order."""

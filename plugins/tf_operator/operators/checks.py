@@ -8,10 +8,10 @@ from pathlib import Path
 
 from airflow.sdk.configuration import conf
 
-from tf_operator import airflow_io, model_dir, preflight
+from tf_operator import airflow_io, model_dir, preflight, teams
 from tf_operator.errors import PreflightError
 from tf_operator.job_spec import RenderedJob
-from tf_operator.plan import GroupRef
+from tf_operator.plan import GroupRef, Plan
 
 HEALTH_PATIENCE = 45.0
 """Seconds for a triggerer to come up: Airflow's components start in any order."""
@@ -30,11 +30,13 @@ def limits(max_active_tasks: int, executor: str | None, slots_per_gpu: int) -> p
     )
 
 
-def refuse_teams(project: Path) -> None:
-    """PreflightError where somebody counts on a fence that is not there."""
-    file = project / "configs" / "teams.yaml"
-    if file.exists():
-        raise PreflightError(f"{file}: teams are not built yet, so nothing in it would be obeyed; remove it")
+def team(project: Path, name: str | None, plan: Plan) -> None:
+    """PreflightError with everything the job uses that is not its team's, one line each; the file is read anew."""
+    known = teams.load(project)
+    if name is not None and name not in known.teams:
+        raise PreflightError(f"{project / teams.FILE}: there is no team {name} any more, whose folder the job is in")
+    if found := teams.faults(known, name, plan.job, plan.pool):
+        raise PreflightError("\n".join(f"job {plan.job.name}: {fault}" for fault in found))
 
 
 def refuse_second_plan(ref: GroupRef) -> None:

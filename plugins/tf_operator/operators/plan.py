@@ -10,7 +10,7 @@ from typing import Any
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from tf_operator import airflow_io, preflight
+from tf_operator import airflow_io, preflight, turns
 from tf_operator.errors import ImageError, JobError, PreflightError, RunnerError, SecretError, SecretUnavailableError
 from tf_operator.gang import evaluate
 from tf_operator.job_spec import RenderedJob, TensorFlowJob
@@ -66,9 +66,12 @@ def indexes(job: RenderedJob, task_id: str) -> list[int]:
 class PlanOperator(_JobOperator):
     """Gives the attempt its id and hands out the plan. Returns the indexes of `of`, if a role is mapped over it."""
 
-    def __init__(self, *, of: str | None, policy: Mapping[str, Any], strict_conf: bool, **kwargs: Any) -> None:
+    def __init__(
+        self, *, of: str | None, policy: Mapping[str, Any], strict_conf: bool, team: str | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.of = of
+        self.team = team
         self.policy = dict(policy)
         self.strict_conf = strict_conf
 
@@ -97,7 +100,30 @@ class PlanOperator(_JobOperator):
             plan.pool,
             job.model_dir,
         )
+        self._wait_for_turn(plan, ref)
         return indexes(job, self.of) if self.of else None
+
+    def _wait_for_turn(self, plan: Plan, ref: GroupRef) -> None:
+        """Leave the worker while a job that has waited for long goes first: see `turns`."""
+        priority = plan.job.scheduling.priority
+        found = [] if plan.pool == "default_pool" else turns.before(plan.pool, ref, priority)
+        if not found:
+            return
+        self.log.info("waits %s", turns.describe(found, plan.pool))
+        timeout = plan.job.run_policy.schedule_timeout
+        trigger = turns.TurnTrigger(plan.pool, ref.dag_id, ref.run_id, ref.group_id, priority, timeout)
+        self.defer(trigger=trigger, method_name="its_turn")
+
+    def its_turn(self, context: Context, event: Any = None) -> list[int] | None:
+        """Nobody goes first any more, or too late."""
+        ti = context["ti"]
+        ref = GroupRef(ti.dag_id, str(ti.run_id), self.group_id)
+        if isinstance(event, dict) and event.get("too_late"):
+            raise AirflowFailException(event["too_late"])
+        plan = airflow_io.read_plan(ref)
+        if plan is None:
+            raise AirflowFailException(f"{ref.task('plan')} has left no plan: clear the whole group")
+        return indexes(plan.job, self.of) if self.of else None
 
     def _plan(self, job: RenderedJob) -> Plan:
         values = {f"{self.prefix}{name}": value for name, value in job.params.items()}
@@ -114,7 +140,7 @@ class PlanOperator(_JobOperator):
 
     def _check(self, plan: Plan, ref: GroupRef, context: Context) -> None:
         """The cheap and local first; model_dir last, as that leaves something behind."""
-        checks.refuse_teams(Path(self.project_dir))
+        checks.team(Path(self.project_dir), self.team, plan)
         checks.refuse_second_plan(ref)
         limits = checks.limits(context["dag"].max_active_tasks, self.executor, plan.slots_per_gpu)
         preflight.check(plan.job, limits)

@@ -21,10 +21,10 @@ GANG = {
 
 
 class Pools:
-    """A session over a table of pools: size, description, include_deferred by name."""
+    """A session over a table of pools: size, description, include_deferred, perhaps Airflow's team, by name."""
 
-    def __init__(self, **pools: tuple[int, str, bool]) -> None:
-        self.pools = pools
+    def __init__(self, **pools: tuple[Any, ...]) -> None:
+        self.pools = {name: (*row, None)[:4] for name, row in pools.items()}
 
     no_autoflush = contextlib.nullcontext()
 
@@ -42,7 +42,13 @@ class Pools:
 
 @pytest.fixture
 def pools() -> Iterator[Pools]:
-    yield Pools(gpu=(4, "", True), shared=(8, "GPUs [tf_operator slots_per_gpu=4]", True), plain=(4, "", False))
+    yield Pools(
+        gpu=(4, "", True),
+        shared=(8, "GPUs [tf_operator slots_per_gpu=4]", True),
+        plain=(4, "", False),
+        theirs=(4, "", True, "vision"),
+        default_pool=(16, "", False),
+    )
 
 
 def test_trap_1_the_hook_is_not_treated_as_absent() -> None:
@@ -82,6 +88,42 @@ def test_a_value_that_is_no_count_is_refused_in_one_line(pools: Any) -> None:
 def test_a_job_without_gpus_holds_one_slot_of_the_default_pool(pools: Any) -> None:
     gang = {**GANG, "pool": None, "terms": [{"count": 3, "gpus": 0}]}
     assert policy.decide(gang, {}, pools) == {"pool": "default_pool", "slots": 1}
+
+
+def test_more_replicas_than_default_pool_has_slots_are_refused(pools: Any) -> None:
+    """Each is a task in a slot of that pool: a part of the gang would start and wait for the rest."""
+    gang = {**GANG, "terms": [{"count": 1, "gpus": 1}, {"count": {"param": "workers"}, "gpus": 0}]}
+    assert policy.decide(gang, {"workers": 15}, pools) == {"pool": "gpu", "slots": 1}
+    refused = policy.decide(gang, {"workers": 16}, pools)["refused"]
+    assert "17 replicas must run at once" in refused and "default_pool, which has 16" in refused
+
+
+@pytest.mark.parametrize(
+    ("team", "pool", "told"),
+    [
+        ("vision", "gpu", None),
+        ("speech", "gpu", "scheduling.pool = gpu: belongs to team vision, this job is team speech's"),
+        (None, "gpu", "scheduling.pool = gpu: belongs to team vision, this job belongs to no team"),
+        ("vision", "shared", "scheduling.pool = shared: team vision has the pools gpu"),
+        ("speech", "shared", None),
+        (None, "shared", None),
+    ],
+)
+def test_a_job_cannot_take_another_teams_pool(pools: Any, team: str | None, pool: str, told: str | None) -> None:
+    fence = {"team": team, "own": ["gpu"] if team == "vision" else None, "owners": {"gpu": ["vision"]}}
+    decided = policy.decide({**GANG, "pool": {"param": "pool"}, "fence": fence}, {"pool": pool}, pools)
+    assert (decided.get("refused") or "").startswith(told or "") and ("refused" in decided) == bool(told)
+
+
+def test_a_pool_of_airflows_own_team_is_said_where_airflow_would_be_silent(
+    pools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gang = {**GANG, "pool": "theirs"}
+    assert policy.decide(gang, {}, pools, lambda: None) == {"pool": "theirs", "slots": 2}, "multi-team mode is off"
+    monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", "True")
+    assert policy.decide(gang, {}, pools, lambda: "vision") == {"pool": "theirs", "slots": 2}
+    refused = policy.decide(gang, {}, pools, lambda: None)["refused"]
+    assert "it is the pool of Airflow's team vision, the DAG is nobody's" in refused
 
 
 def test_other_peoples_tasks_are_left_alone() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent, TriggerEvent
 
-from tf_operator import airflow_io
+from tf_operator import airflow_io, turns
 from tf_operator.job_spec import RenderedJob
 from tf_operator.job_spec.rendered import RenderedRunPolicy, ReplicaGroup
 from tf_operator.membership import Cluster, Member, Phase, Status
@@ -219,6 +219,53 @@ def test_admission_fails_after_schedule_timeout(board: Board, tmp_path: Path) ->
     board.states["train.cluster"] = "scheduled"
     (event,) = events(admission(board, tmp_path, schedule_timeout=0))
     assert "schedule_timeout: pool gpu had no 1 slots free" in event.payload["too_late"]
+
+
+def test_a_job_that_waits_for_long_goes_first_and_gives_that_up(
+    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__TF_OPERATOR__RESERVE_AFTER", "1s")
+    said: list[str] = []
+
+    def take(ref: GroupRef, plan: Plan) -> None:
+        said.append(f"take {ref}")
+        board.states["train.cluster"] = "deferred"
+        board.stored = Cluster("a1")
+
+    monkeypatch.setattr(turns, "take", take)
+    monkeypatch.setattr(turns, "give_up", lambda ref, plan: said.append(f"give up {ref}"))
+    board.states = {"train.cluster": "scheduled"}
+    assert [type(e) for e in events(admission(board, tmp_path))] == [TaskSuccessEvent]
+    assert said == ["take d/r/train", "give up d/r/train"]
+
+
+def test_who_comes_later_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = {"dag_id": "big", "run_id": "r", "group_id": "train", "slots": 8, "priority": 1}
+    answers = iter([OSError("away"), [first], []])
+
+    def entries(prefix: str, task: str) -> Any:
+        assert (prefix, task) == ("tf_operator/turn/gpu/", "admission")
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(airflow_io, "entries", entries)
+    monkeypatch.setattr(turns, "TICK", 0.01)
+    assert [e.payload for e in events(turns.TurnTrigger("gpu", "d", "r", "train", 1, None))] == [{}]
+    answers = iter([[first], [first]])
+    (event,) = events(turns.TurnTrigger("gpu", "d", "r", "train", 1, -1.0))
+    assert event.payload["too_late"].startswith("schedule_timeout") and "after big/r/train (8 slots)" in str(event)
+    path, kwargs = turns.TurnTrigger("gpu", "d", "r", "train", 1, None).serialize()
+    assert turns.TurnTrigger(**kwargs).serialize() == (path, kwargs)
+
+
+@pytest.mark.parametrize(("priority", "held"), [(1, True), (2, True), (3, False)])
+def test_only_a_higher_priority_passes(monkeypatch: pytest.MonkeyPatch, priority: int, held: bool) -> None:
+    first = {"dag_id": "big", "run_id": "r", "group_id": "train", "slots": 8, "priority": 2}
+    monkeypatch.setattr(airflow_io, "entries", lambda prefix, task: [first])
+    assert bool(turns.before("gpu", GroupRef("d", "r", "train"), priority)) is held
+    assert turns.before("gpu", GroupRef("big", "r", "train"), 1) == [], "nobody waits for itself"
 
 
 def test_kwargs_survive_serialization(tmp_path: Path) -> None:

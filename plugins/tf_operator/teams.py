@@ -1,0 +1,188 @@
+"""Teams (`configs/teams.yaml`): whose pools, secrets, images and folders a job may use.
+
+A team is the folder below `configs/jobs`; a job made in Python belongs to its DAG's folder below the DAGs folder. What
+a team lists of a kind is all it may use of that kind, and nobody else's: jobs of other teams, and of none, may not use
+it. A kind it does not list is free for it, but for what others list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tf_operator.errors import PreflightError
+from tf_operator.job_spec.rendered import RenderedJob, RenderedSecret, ReplicaGroup
+
+FILE = Path("configs") / "teams.yaml"
+
+
+class Team(BaseModel):
+    """What a team has. None: it lists nothing of the kind."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pools: list[str] | None = None
+    secrets: list[str] | None = None
+    """Beginnings of paths, whole parts: `secret/vision`."""
+    images: list[str] | None = None
+    """Names, or patterns with * : `registry.example/vision/*`."""
+    folders: list[str] | None = None
+    """For model_dir, working_dir and mounts; relative ones start at the project."""
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    teams: dict[str, Team]
+
+
+@dataclass(frozen=True)
+class Teams:
+    """The file. Without one there are no teams and no fences."""
+
+    project: Path
+    teams: Mapping[str, Team] = field(default_factory=dict)
+
+    def of_folder(self, file: Path, roots: Sequence[Path]) -> str | None:
+        """The team whose folder below one of `roots` holds the file."""
+        for root in roots:
+            if file.is_relative_to(root) and (top := file.relative_to(root).parts[0]) in self.teams:
+                return top
+        return None
+
+    def fence(self, team: str | None) -> dict[str, Any] | None:
+        """What the cluster policy, which reads no file, has to know; plain JSON. None where there are no teams."""
+        if not self.teams:
+            return None
+        owners: dict[str, list[str]] = {}
+        for name, each in self.teams.items():
+            for pool in each.pools or ():
+                owners.setdefault(pool, []).append(name)
+        return {"team": team, "own": self.teams[team].pools if team else None, "owners": owners}
+
+
+def load(project: Path) -> Teams:
+    """Read the project's file. PreflightError naming the faulty field."""
+    path = project / FILE
+    if not path.exists():
+        return Teams(project)
+    import yaml
+
+    try:
+        return Teams(project, _File.model_validate(yaml.safe_load(path.read_text())).teams)
+    except OSError as error:
+        raise PreflightError(f"{path}: {error.strerror}; it lists the teams") from None
+    except yaml.YAMLError as error:
+        raise PreflightError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise PreflightError(f"{path}: {where} = {first['input']!r}: {first['msg']}") from None
+
+
+def pool_fault(fence: Mapping[str, Any] | None, pool: str) -> str | None:
+    """Why a job behind this fence may not use the pool. Airflow's default pool is everybody's."""
+    if fence is None or pool == "default_pool":
+        return None
+    team, own, owners = fence["team"], fence["own"], fence["owners"].get(pool, [])
+    if team in owners or (own is None and not owners):
+        return None
+    return f"scheduling.pool = {pool}: {_whose(team, own, owners, 'pools')}"
+
+
+def faults(teams: Teams, team: str | None, job: RenderedJob, pool: str) -> list[str]:
+    """Everything of a rendered job that is outside of its team's fence, one line each."""
+    found = [pool_fault(teams.fence(team), pool), *_secrets(teams, team, job.secrets), *_groups(teams, team, job)]
+    return list(dict.fromkeys(line for line in found if line))
+
+
+def _whose(team: str | None, own: Sequence[str] | None, owners: Sequence[str], kind: str) -> str:
+    if owners:
+        mine = f"this job is team {team}'s" if team else "this job belongs to no team"
+        return f"belongs to team {', '.join(owners)}, {mine} ({FILE})"
+    return f"team {team} has the {kind} {', '.join(own or ()) or '(none)'} ({FILE}); use one of them"
+
+
+def _secrets(teams: Teams, team: str | None, references: Sequence[RenderedSecret]) -> Iterator[str]:
+    from tf_operator.secrets.prefixes import outside_prefixes
+
+    def within(prefixes: Sequence[str], ref: RenderedSecret) -> bool:
+        return not outside_prefixes([ref], prefixes)
+
+    for ref in references:
+        own = teams.teams[team].secrets if team else None
+        if own is not None and within(own, ref):
+            continue
+        owners = [name for name, each in teams.teams.items() if name != team and within(_readings(each.secrets), ref)]
+        if own is not None or owners:
+            yield f"secrets: {ref.path}#{ref.key}: {_whose(team, own, owners, 'secret prefixes')}"
+
+
+def _readings(prefixes: Sequence[str] | None) -> list[str]:
+    """The prefixes, and each with the `data` that KV version 2 has in its paths: a job may write it either way."""
+    found = []
+    for prefix in prefixes or ():
+        parts = prefix.split("/")
+        found += [prefix, *("/".join([*parts[:place], "data", *parts[place:]]) for place in range(1, len(parts) + 1))]
+    return found
+
+
+def _groups(teams: Teams, team: str | None, job: RenderedJob) -> Iterator[str | None]:
+    yield _path_fault(teams, team, "model_dir", job.model_dir)
+    for group in job.groups:
+        if not group.count:
+            continue
+        if group.runtime.image:
+            yield _image_fault(teams, team, group.task_id, group.runtime.image)
+        for what, path in _paths(group):
+            # Code may come from the project, where everybody's is.
+            if not (what == "working_dir" and _inside(path, [str(teams.project)]) and not _owners(teams, team, path)):
+                yield _path_fault(teams, team, f"{group.task_id}: {what}", path)
+
+
+def _paths(group: ReplicaGroup) -> Iterator[tuple[str, str]]:
+    yield "working_dir", group.working_dir
+    for mount in group.runtime.options.get("mounts") or ():
+        yield "mounts", str(mount["source"])
+
+
+def _image_fault(teams: Teams, team: str | None, where: str, image: str) -> str | None:
+    def matches(patterns: Sequence[str] | None) -> bool:
+        return any(fnmatchcase(image, pattern) for pattern in patterns or ())
+
+    own = teams.teams[team].images if team else None
+    if own is not None and matches(own):
+        return None
+    owners = [name for name, each in teams.teams.items() if name != team and matches(each.images)]
+    if own is None and not owners:
+        return None
+    return f"{where}: runtime.image = {image}: {_whose(team, own, owners, 'images')}"
+
+
+def _path_fault(teams: Teams, team: str | None, where: str, path: str) -> str | None:
+    own = teams.teams[team].folders if team else None
+    if own is not None and _inside(path, own, teams.project):
+        return None
+    owners = _owners(teams, team, path)
+    if own is None and not owners:
+        return None
+    return f"{where} = {path}: {_whose(team, own, owners, 'folders')}"
+
+
+def _owners(teams: Teams, team: str | None, path: str) -> list[str]:
+    return [
+        name
+        for name, each in teams.teams.items()
+        if name != team and each.folders is not None and _inside(path, each.folders, teams.project)
+    ]
+
+
+def _inside(path: str, folders: Sequence[str], project: Path = Path("/")) -> bool:
+    """Whether the path is in one of the folders, wherever links lead."""
+    place = Path(path).resolve()
+    return any(place.is_relative_to((project / folder).resolve()) for folder in folders)

@@ -1,0 +1,152 @@
+"""Teams: whose pools, secrets, images and folders a job may use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tf_operator import teams
+from tf_operator.errors import PreflightError
+from tf_operator.job_spec.rendered import RenderedJob, RenderedRuntime, RenderedSecret, ReplicaGroup
+
+FILE = """\
+teams:
+  vision:
+    pools: [gpu-vision]
+    secrets: [secret/vision]
+    images: ["registry/vision/*"]
+    folders: [models/vision, /data/vision]
+  speech:
+    pools: [gpu-speech, gpu-shared]
+  guests: {}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / teams.FILE).write_text(FILE)
+    return tmp_path
+
+
+def job(project: Path, **change: Any) -> RenderedJob:
+    runtime = RenderedRuntime(
+        kind="docker", image=change.get("image"), options={"mounts": [{"source": s} for s in change.get("mounts", ())]}
+    )
+    group = ReplicaGroup(
+        task_id="worker",
+        role="worker",
+        count=1,
+        command=["x"],
+        working_dir=change.get("working_dir", str(project / "examples")),
+        runtime=runtime,
+    )
+    return RenderedJob(
+        name="j",
+        strategy="none",
+        groups=[group],
+        model_dir=str(project / change.get("model_dir", "models/vision/m")),
+        secrets=[RenderedSecret(path=path, key="k") for path in change.get("secrets", ())],
+    )
+
+
+def faults(project: Path, team: str | None, pool: str = "default_pool", **change: Any) -> list[str]:
+    return teams.faults(teams.load(project), team, job(project, **change), pool)
+
+
+def test_a_team_s_own_is_fine(project: Path) -> None:
+    assert not faults(
+        project,
+        "vision",
+        "gpu-vision",
+        secrets=["secret/vision/a"],
+        image="registry/vision/train:1",
+        mounts=["/data/vision/set"],
+    )
+
+
+@pytest.mark.parametrize("team", ["speech", "guests", None])
+def test_nobody_else_has_it(project: Path, team: str | None) -> None:
+    found = faults(
+        project,
+        team,
+        "gpu-vision",
+        secrets=["secret/vision/a", "secret/data/vision/b"],
+        image="registry/vision/train:1",
+        mounts=["/data/vision/set"],
+        working_dir=str(project / "models" / "vision"),
+    )
+    whose = f"this job is team {team}'s" if team else "this job belongs to no team"
+    assert [line.partition(": belongs")[0] for line in found] == [
+        "scheduling.pool = gpu-vision",
+        "secrets: secret/vision/a#k",
+        "secrets: secret/data/vision/b#k",
+        f"model_dir = {project}/models/vision/m",
+        "worker: runtime.image = registry/vision/train:1",
+        f"worker: working_dir = {project}/models/vision",
+        "worker: mounts = /data/vision/set",
+    ]
+    assert all(f"belongs to team vision, {whose} (configs/teams.yaml)" in line and "\n" not in line for line in found)
+
+
+def test_what_a_team_lists_is_all_it_has(project: Path) -> None:
+    found = faults(
+        project,
+        "vision",
+        "gpu",
+        secrets=["secret/vision2/a"],
+        image="registry/other:1",
+        model_dir="models/else",
+        mounts=["/data/vision/../speech"],
+    )
+    assert len(found) == 5
+    assert found[0] == (
+        "scheduling.pool = gpu: team vision has the pools gpu-vision (configs/teams.yaml); use one of them"
+    )
+
+
+@pytest.mark.parametrize("team", ["guests", None])
+def test_what_nobody_lists_is_common(project: Path, team: str | None) -> None:
+    assert not faults(project, team, "gpu", secrets=["secret/training/a"], image="any:1", model_dir="models/m")
+
+
+def test_links_are_followed(project: Path) -> None:
+    (project / "models" / "vision").mkdir(parents=True)
+    (project / "sly").symlink_to(project / "models" / "vision")
+    assert "belongs to team vision" in faults(project, None, model_dir="sly/m")[0]
+
+
+def test_a_team_is_the_folder(project: Path) -> None:
+    known = teams.load(project)
+    roots = [project / "configs" / "jobs", project / "dags"]
+    assert known.of_folder(roots[0] / "vision" / "deep" / "a.yaml", roots) == "vision"
+    assert known.of_folder(roots[1] / "speech" / "a.py", roots) == "speech"
+    assert known.of_folder(roots[0] / "nobody" / "a.yaml", roots) is None
+    assert known.of_folder(roots[0] / "vision.yaml", roots) is None
+    assert known.of_folder(project / "vision" / "a.yaml", roots) is None
+
+
+def test_without_a_file_there_is_no_fence(tmp_path: Path) -> None:
+    known = teams.load(tmp_path)
+    assert known.fence(None) is None
+    assert not teams.faults(known, None, job(tmp_path), "any")
+    assert known.of_folder(tmp_path / "configs/jobs/vision/a.yaml", [tmp_path / "configs/jobs"]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("teams: {a: {pool: [x]}}", "teams.a.pool"),
+        ("team: {}", "teams"),
+        ("[", "not YAML"),
+        ("teams: {a: {pools: x}}", ""),
+    ],
+)
+def test_a_faulty_file_is_one_line_with_the_field(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / teams.FILE).write_text(text)
+    with pytest.raises(PreflightError) as error:
+        teams.load(tmp_path)
+    assert told in str(error.value) and "\n" not in str(error.value)
