@@ -14,6 +14,7 @@ from tf_operator.job_spec import outline, rules, templates
 from tf_operator.job_spec.document import Path
 from tf_operator.job_spec.faults import ABSENT, Fault, folded_path
 from tf_operator.job_spec.params import NO_DEFAULT
+from tf_operator.job_spec.rendered import SERVERS_OWN, WHOLE_SECRET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +87,16 @@ def combination_faults(job: TensorFlowJob, *, rendered: bool) -> list[Fault]:
         faults = [*_params(job), *_param_defaults(job)]
         if faults:
             return faults
-    return [*_counts(job), *_strategy(job), *_programs(job), *_runtimes(job), *_env(job), *_secrets(job), *_paths(job)]
+    return [
+        *_counts(job),
+        *_strategy(job),
+        *_programs(job),
+        *_runtimes(job),
+        *_env(job),
+        *_secrets(job),
+        *_secret_paths(job),
+        *_paths(job),
+    ]
 
 
 def _params(job: TensorFlowJob) -> Iterator[Fault]:
@@ -244,6 +254,23 @@ def _secrets(job: TensorFlowJob) -> Iterator[Fault]:
             yield Fault((*path, "mode"), "a mode belongs to a file; remove it, or give the secret as file", secret.mode)
         if secret.version is not None and secret.kv == 1:
             yield Fault((*path, "version"), "KV version 1 keeps no versions; remove it", secret.version)
+
+
+def _secret_paths(job: TensorFlowJob) -> Iterator[Fault]:
+    for index, secret in enumerate(job.secrets):
+        place: Path = ("secrets", index, "vault")
+        path, _, key = secret.vault.partition("#")
+        full = "/".join(part.strip("/") for part in (secret.mount, path) if part)
+        parts = full.split("/")
+        if any(part in ("", ".", "..") for part in parts):
+            yield Fault(place, "must be names with a single / between them, without . and ..; correct it", secret.vault)
+        elif parts[0] in SERVERS_OWN:
+            rule = f"{parts[0]}/ is the server's own and holds no secret of a job; name a path of a secrets engine"
+            yield Fault(place, rule, secret.vault)
+        if key == WHOLE_SECRET and secret.decode == "base64":
+            yield Fault(
+                ("secrets", index, "decode"), "the whole secret (#*) is a JSON object; name a key, or remove it"
+            )
 
 
 def _paths(job: TensorFlowJob) -> Iterator[Fault]:

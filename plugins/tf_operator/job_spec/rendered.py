@@ -15,6 +15,10 @@ from tf_operator.identity import ReplicaId
 
 Strategy = Literal["parameter_server", "multi_worker_mirrored", "between_graph", "in_graph", "none"]
 RestartPolicy = Literal["on_failure", "exit_code", "never"]
+WHOLE_SECRET = "*"
+"""In place of a secret's key: all of it, as a JSON object."""
+SERVERS_OWN = ("auth", "sys", "identity")
+"""How paths begin that are no secrets of a job, but may give the login's token (`auth/token/lookup-self`)."""
 
 
 class _Data(BaseModel):

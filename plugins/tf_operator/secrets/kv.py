@@ -7,19 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tf_operator.errors import SecretError
-from tf_operator.job_spec.rendered import RenderedSecret
+from tf_operator.job_spec.rendered import SERVERS_OWN, WHOLE_SECRET, RenderedSecret
 from tf_operator.secrets.faults import DeniedError, NotThereError, gone
 from tf_operator.secrets.model import Lease, full_path
 from tf_operator.secrets.session import VaultSession
 
-WHOLE = "*"
-"""In place of a key: the whole secret, as a JSON object."""
 KV_TYPES = ("kv", "generic")
 NO_KV = 0
 """In place of a KV version: another engine, whose path is read as it is."""
 OWN_TYPES = ("system", "identity", "token", "ns_system", "ns_identity", "ns_token")
-OWN_PATHS = ("auth", "sys", "identity")
-"""The server's own parts: what they give is no secret of a job, but may be the token (`auth/token/lookup-self`)."""
 
 
 def place(ref: RenderedSecret) -> str:
@@ -58,7 +54,7 @@ def locate(ref: RenderedSecret, session: VaultSession) -> Location:
     _clean(ref.path, ref)
     declared = _clean(ref.mount, ref) if ref.mount else None
     full = full_path(ref)
-    if full.partition("/")[0] in OWN_PATHS:
+    if full.partition("/")[0] in SERVERS_OWN:
         raise SecretError(f"{place(ref)}: {full} is the server's own, and no secret; name a path of a secrets engine")
     try:
         told = session.get(f"sys/internal/ui/mounts/{full}", place(ref))
@@ -117,7 +113,7 @@ def pick(ref: RenderedSecret, keys: dict[str, Any]) -> Any:
     """Return the value of the reference's key, all keys for `*`; the error names keys only."""
     if ref.key in keys:
         return keys[ref.key]
-    if ref.key == WHOLE:
+    if ref.key == WHOLE_SECRET:
         return keys
     from difflib import get_close_matches
 

@@ -96,6 +96,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"secrets": [{"vault": "a#b", "env": "A", "mode": "0400"}]}, "a mode belongs to a file"),
     ({"secrets": [{"vault": "a#b", "env": "A", "kv": 3}]}, "secrets[0].kv = 3: must be 1 or 2"),
     ({"secrets": [{"vault": "a#b", "env": "A", "kv": 1, "version": 2}]}, "KV version 1 keeps no versions"),
+    ({"secrets": [{"vault": "a/../b#c", "env": "A"}]}, 'secrets[0].vault = "a/../b#c": must be names with a single /'),
+    ({"secrets": [{"vault": "a//b#c", "env": "A"}]}, "must be names with a single / between them, without . and .."),
+    (
+        {"secrets": [{"vault": "auth/token/lookup-self#id", "env": "A"}]},
+        "auth/ is the server's own and holds no secret",
+    ),
+    ({"secrets": [{"vault": "health#x", "mount": "sys", "env": "A"}]}, "sys/ is the server's own and holds no secret"),
+    ({"secrets": [{"vault": "a/b#*", "env": "A", "decode": "base64"}]}, "the whole secret (#*) is a JSON object"),
     (
         {"secrets": [{"vault": "a#b", "env": "A"}], "program": {"command": ["p"], "env": {"A": "1"}}},
         "program.env.A: a secret has the same env name",
