@@ -66,7 +66,11 @@ def explain_login(error: Exception, where: str, address: str) -> SecretError:
         return SecretError(f"{where}: {address} {text}")
     refused = isinstance(error, hvac.InvalidRequest | hvac.Forbidden | hvac.Unauthorized)
     if refused and "HTTPS server" not in said:
-        expired = "what was offered has expired; renew it" if "expired" in said else "check its credentials, role and auth_mount_point"
+        expired = (
+            "what was offered has expired; renew it"
+            if "expired" in said
+            else "check its credentials, role and auth_mount_point"
+        )
         return SecretError(f"{where}: {address} refuses the login; {expired}")
     return explain(error, where, address)
 
