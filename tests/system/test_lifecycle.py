@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,34 +70,57 @@ def test_c20_with_a_retry_the_chief_comes_back_beside_the_living(airflow: Airflo
     assert first == second, "the same address"
 
 
+LOSES_PS = """
+import json, os, socket, sys, time
+host, port = json.loads(os.environ["TF_CONFIG"])["cluster"]["ps"][0].rsplit(":", 1)
+for _ in range(300):
+    try:
+        connection = socket.create_connection((host, int(port)))
+        break
+    except OSError:
+        time.sleep(0.05)
+print("connected", flush=True)
+try:
+    connection.recv(1)
+except OSError:
+    pass
+print("lost connection", flush=True)
+sys.exit(1)
+"""
+
+
 def test_c21_the_first_failure_is_the_cause_and_logs_stay(airflow: AirflowUnderTest, tmp_path: Path) -> None:
-    job = probe_job(tmp_path, retries=0)
-    job["replicas"]["ps"] = {
-        "command": probe("--out", str(tmp_path), "--sleep", "2", "--print", "traceback", "--exit", "1")
+    """The ps fails twice, each time the workers give up a moment later, and the chief is stopped by us."""
+    out = ("--out", str(tmp_path))
+    job = probe_job(tmp_path, retries=1, strategy="between_graph")
+    chief = probe(*out, "--print", "text:chief begins", "--sleep", "ever", "--on-term", "slow:1")
+    ps = probe(*out, "--bind", "--sleep", "3", "--print", "traceback", "--exit", "1")
+    job["replicas"] = {
+        "chief": {"command": chief},
+        "worker": {"replicas": 2, "command": [sys.executable, "-c", LOSES_PS]},
+        "ps": {"command": ps},
     }
-    job["replicas"]["chief"]["command"] = probe(
-        "--out",
-        str(tmp_path),
-        "--print",
-        "text:chief begins",
-        "--sleep",
-        "3",
-        "--print",
-        "text:lost connection",
-        "--exit",
-        "1",
-    )
     airflow.write_job("ps-crash", job)
     run = airflow.trigger("ps-crash")
-    run.wait("failed", deadline=60)
+    run.wait("failed", deadline=120)
     why = run.log("result")
-    assert "ps-0 failed: exit code 1" in why and "Error" in why
-    assert "chief begins" in run.log("chief-0")
+    assert "ps-0 failed: exit code 1; started 2 times, retries is 1; last lines: " in why
+    assert "ValueError: loss is nan; drawn down by it: worker-0, worker-1" in why
+    assert run.states()["ps-0"] == "failed"
+    assert {name: run.task(name).try_number for name in ("worker-0", "worker-1", "ps-0")} == {
+        "worker-0": 1,
+        "worker-1": 1,
+        "ps-0": 2,
+    }
+    assert run.log("worker-0").count("lost connection") == 2, "both of its programs, in one try"
+    assert "probe: saved" in run.log("chief-0"), "also what it printed after our TERM"
+    for number in (1, 2):
+        log = run.log("ps-0", number)
+        assert all(f"line {line}, in step_{line}" in log for line in range(8)), f"try {number} has a log of its own"
+        assert log.count("ValueError: loss is nan") >= 1
 
 
-def test_a_worker_killed_comes_back_alone_and_a_ps_takes_the_chief_with_it(
-    airflow: AirflowUnderTest, tmp_path: Path
-) -> None:
+def test_a_retry_of_one_ps_costs_the_others_none_of_theirs(airflow: AirflowUnderTest, tmp_path: Path) -> None:
     job = probe_job(tmp_path)
     stop = tmp_path / "stop"
     job["replicas"]["chief"]["command"] = probe("--out", str(tmp_path), "--bind", "--wait-file", str(stop))
@@ -112,10 +136,12 @@ def test_a_worker_killed_comes_back_alone_and_a_ps_takes_the_chief_with_it(
     ps = run.kill("ps-0")
     run.wait_running("ps-0", not_pid=ps)
     run.wait_running("chief-0", not_pid=chief)
-    assert run.task("chief-0").try_number == 1, "started again inside its own try"
     assert run.cluster()["generation"] == 2
     stop.touch()
     run.wait("success", deadline=60)
+    tries = {name: run.task(name).try_number for name in ("chief-0", "worker-0", "worker-1", "ps-0")}
+    assert tries == {"chief-0": 1, "worker-0": 1, "worker-1": 2, "ps-0": 2}, "a ps costs the others none of theirs"
+    assert {name: run.member(name)["failures"] for name in tries} == {n: t - 1 for n, t in tries.items()}
     assert [len(starts(tmp_path, n)) for n in ("chief-0", "worker-0", "worker-1", "ps-0")] == [2, 1, 2, 2]
     configs = {start["tf_config"] for start in starts(tmp_path, "ps-0")}
     assert len(configs) == 1, "the same address"
@@ -147,30 +173,31 @@ def test_the_environment_holds_nothing_of_airflow_or_vault(airflow: AirflowUnder
     assert rest <= {"LC_CTYPE", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}, rest
 
 
-def test_a_person_marks_a_replica_failed(airflow: AirflowUnderTest, tmp_path: Path) -> None:
-    job = probe_job(tmp_path)
-    job["replicas"]["chief"]["command"] = probe("--out", str(tmp_path), *FOREVER)
-    airflow.write_job("marked", job)
-    run = airflow.trigger("marked")
-    for name in ("chief-0", "worker-0", "worker-1", "ps-0"):
-        run.wait_running(name)
-    run.mark_task("worker-1", "failed")
-    run.wait("failed", deadline=60)
-    assert "worker-1: its task became failed" in run.log("result")
-    wait_for(lambda: not airflow.programs(), 20, "every program to end")
-
-
-def test_a_group_cleared_after_its_end_is_a_new_attempt(airflow: AirflowUnderTest, tmp_path: Path) -> None:
-    airflow.write_job("again", probe_job(tmp_path))
-    run = airflow.trigger("again")
+def test_all_workers_end_at_different_times_and_the_evaluator_has_its_tail(
+    airflow: AirflowUnderTest, tmp_path: Path
+) -> None:
+    out = ("--out", str(tmp_path))
+    policy = {"termination_grace": "5s", "orphan_timeout": "5m", "evaluator_grace": "60s"}
+    job = probe_job(tmp_path, success_policy="all_workers", strategy="between_graph", run_policy=policy)
+    job["replicas"]["chief"]["command"] = probe(*out, "--wait-peers", "--sleep", "0")
+    job["replicas"]["worker"] = [
+        {"name": "quick", "command": probe(*out, "--bind", "--sleep", "2")},
+        {"name": "slow", "command": probe(*out, "--bind", "--sleep", "6")},
+    ]
+    evaluates = probe(*out, "--wait-file", str(tmp_path / "worker-1-1.done"), "--sleep", "4", "--print", "text:so good")
+    job["replicas"]["evaluator"] = {"command": evaluates}
+    airflow.write_job("all-workers", job)
+    run = airflow.trigger("all-workers")
+    run.wait_task("cluster", "deferred")
+    wait_for(lambda: (ended := starts(tmp_path, "worker-1")) and ended[0]["stopped"], 60, "the slower worker")
+    (tmp_path / "worker-1-1.done").touch()
     run.wait("success", deadline=60)
-    first = run.xcom("result")
-    run.clear()
-    wait_for(lambda: run.state in ("running", "queued"), 20, "the run to begin again")
-    run.wait("success", deadline=60)
-    second = run.xcom("result")
-    assert first["attempt"] != second["attempt"] and first["model_dir"] == second["model_dir"]
-    assert len(starts(tmp_path, "worker-0")) == 2
+    ends = [starts(tmp_path, name)[0]["stopped"] for name in ("chief-0", "worker-0", "worker-1", "evaluator-0")]
+    assert ends == sorted(ends), "the evaluator ended by itself, after the job"
+    assert "chief-0, worker-0, worker-1 ended with exit code 0" in run.log("result")
+    assert "the evaluator has 60 s more" in run.log("evaluator-0")
+    assert {task.try_number for task in run.tasks()} == {1}
+    assert starts(tmp_path, "ps-0")[0]["stopped"] is None, "the ps was stopped by us"
 
 
 NOTIFIER = """

@@ -81,6 +81,21 @@ def test_a_killed_triggerer_costs_nothing(airflow: AirflowUnderTest, tmp_path: P
 
 
 def test_c27_a_killed_scheduler_runs_nothing_twice(airflow: AirflowUnderTest, tmp_path: Path) -> None:
+def test_a_killed_api_server_costs_nothing(airflow: AirflowUnderTest, tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    run = running(airflow, "api-dies", tmp_path, stop)
+    pids = {name: run.pid(name) for name in REPLICAS}
+    os.kill(airflow.pid("api-server"), signal.SIGKILL)
+    airflow.airflow.stop_component("api-server")
+    stop.touch()
+    wait_for(lambda: not psutil.pid_exists(pids["chief-0"]), 30, "the chief to end while nobody can be told")
+    assert all(psutil.pid_exists(pids[name]) for name in REPLICAS[1:])
+    airflow.airflow.start_component("api-server")
+    run.wait("success", deadline=120)
+    assert_each_ran_once(run, tmp_path)
+    assert run.task("chief-0").try_number == 1
+
+
     stop = tmp_path / "stop"
     run = running(airflow, "scheduler-dies", tmp_path, stop)
     pids = {name: run.pid(name) for name in REPLICAS}

@@ -1,0 +1,76 @@
+"""Case C-24 on a real Airflow: ends are told apart, and tried again as `restart_policy` says. All jobs run at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import AirflowUnderTest, RunUnderTest
+from probe_jobs import probe, starts
+
+pytestmark = pytest.mark.airflow
+
+ENDS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "code-final": ({"restart_policy": "exit_code"}, ["--exit", "3"]),
+    "signal-again": ({"restart_policy": "exit_code"}, ["--signal", "SIGSEGV", "--fail-times", "1"]),
+    "minus-one": ({"restart_policy": "exit_code", "retries": 1}, ["--exit", "255"]),
+    "never-again": ({"restart_policy": "never"}, ["--signal", "SIGKILL"]),
+    "too-much": ({"memory": "64MiB", "retries": 1}, ["--eat-memory", "200", "--sleep", "ever"]),
+    "term": ({}, ["--bind", "--sleep", "8"]),
+}
+"""Job → what its worker says in the job file, and how its program ends. The job's own policy is the other one."""
+
+
+@pytest.fixture(scope="module")
+def runs(
+    session_airflow: AirflowUnderTest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, tuple[RunUnderTest, Path]]]:
+    folder = tmp_path_factory.mktemp("ends")
+    for name, (worker, flags) in ENDS.items():
+        job = {
+            "strategy": "none",
+            "program": {"command": probe("--out", str(folder / name), *flags)},
+            "replicas": {"worker": worker},
+            "retries": 2,
+            "retry_delay": "1s",
+            "run_policy": {"termination_grace": "5s", "orphan_timeout": "5m"},
+        }
+        session_airflow.write_job(name, job, wait=False)
+    found = {}
+    for name in ENDS:
+        session_airflow.wait_dag(name, session_airflow.project / "configs" / "jobs" / f"{name}.yaml")
+        found[name] = session_airflow.trigger(name), folder / name
+        if name == "term":
+            found[name][0].wait_running("worker-0")
+            found[name][0].kill("worker-0", signal.SIGTERM)
+    yield found
+    session_airflow.settle()
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "begun", "said", "why"),
+    [
+        ("code-final", "failed", 1, "exit code 3", "restart_policy is exit_code and 3 is final (1-127)"),
+        ("signal-again", "success", 2, "exit code 139 (SIGSEGV)", None),
+        ("minus-one", "failed", 2, "exit code 255", "started 2 times, retries is 1"),
+        ("never-again", "failed", 1, "exit code 137 (SIGKILL)", "restart_policy is never"),
+        ("too-much", "failed", 2, "out of memory, limit 64 MiB (exit code 137)", "started 2 times, retries is 1"),
+        ("term", "success", 2, "exit code 143 (SIGTERM)", None),
+    ],
+)
+def test_c24_each_end_is_named_and_tried_again_as_its_policy_says(
+    runs: dict[str, tuple[RunUnderTest, Path]], name: str, state: Any, begun: int, said: str, why: str | None
+) -> None:
+    run, out = runs[name]
+    run.wait(state, deadline=120)
+    assert len(starts(out, "worker-0")) == begun
+    assert run.task("worker-0").try_number == begun, "no try beyond the starts: Airflow heard the verdict"
+    first = run.log("worker-0", 1)
+    assert f"worker-0 failed: {said}" in first
+    assert ("out of memory" in first) is (name == "too-much")
+    assert "Retry policy decision" in first, "through Airflow's RetryPolicy"
+    if why:
+        assert f"worker-0 failed: {said}; {why}" in run.log("result")

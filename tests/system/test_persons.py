@@ -1,0 +1,243 @@
+"""What each button of Airflow does to a job that runs: the table "A person" of docs/recovery.md, row by row.
+
+All jobs run at once in one Airflow, each as small as its row allows; every test acts on its own run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from harness import AirflowUnderTest, RunUnderTest, wait_for
+from probe_jobs import FOREVER, probe, starts
+
+from tf_operator.errors import ApiError
+
+pytestmark = pytest.mark.airflow
+
+ORPHAN_TIMEOUT = 90.0
+"""Seconds; plan refuses less than Airflow itself needs to notice that a watcher is lost."""
+ALONE = ("orphan", "marked-success", "cluster-cleared", "paused", "run-marked", "deleted")
+WITH_WORKER = ("marked-failed", "cleared-one")
+NAMES = ("group-cleared", *ALONE, *WITH_WORKER)
+TRAINS = """
+import os, pathlib, sys
+checkpoint = pathlib.Path(os.environ["TF_OPERATOR_MODEL_DIR"], "step")
+step = int(checkpoint.read_text()) if checkpoint.exists() else 0
+print("begins after step", step, flush=True)
+while step < 5:
+    step += 1
+    if step == 4 and not pathlib.Path(sys.argv[1]).exists():
+        sys.exit("no data after step 3")
+    checkpoint.write_text(str(step))
+"""
+
+
+class Jobs:
+    """The jobs that run at once: what each wrote is in `out(name)`, and it ends by `end(name)`."""
+
+    def __init__(self, airflow: AirflowUnderTest, folder: Path) -> None:
+        self.airflow, self._folder = airflow, folder
+        self._runs: dict[str, RunUnderTest] = {}
+
+    def out(self, name: str) -> Path:
+        return self._folder / name
+
+    def end(self, name: str) -> None:
+        (self._folder / f"{name}.stop").touch()
+
+    def write(self, name: str, *, worker: bool = False, **change: Any) -> None:
+        """A job of a chief that runs until it is told to end, perhaps with a worker that never ends."""
+        flags = ("--out", str(self.out(name)), "--bind")
+        until = ("--wait-file", str(self._folder / f"{name}.stop"), "--patience", "600")
+        job: dict[str, Any] = {
+            "strategy": "none",
+            "program": {"command": probe(*flags, *until)},
+            "replicas": {"chief": {}},
+            "retry_delay": "1s",
+            "run_policy": {
+                "termination_grace": "15s",
+                "orphan_timeout": f"{ORPHAN_TIMEOUT:.0f}s" if name == "orphan" else "5m",
+            },
+        }
+        if worker:
+            command = probe("--out", str(self.out(name)), *FOREVER, "--on-term", "slow:7")
+            job["replicas"]["worker"] = {"command": command}
+        self.airflow.write_job(name, job | change, wait=False)
+
+    def start(self, name: str) -> None:
+        self.airflow.wait_dag(name, self.airflow.project / "configs" / "jobs" / f"{name}.yaml")
+        self._runs[name] = self.airflow.trigger(name)
+
+    def __getitem__(self, name: str) -> RunUnderTest:
+        return self._runs[name]
+
+    def pause(self, name: str, paused: bool = True) -> None:
+        self.airflow.api.request("PATCH", f"dags/{name}", body={"is_paused": paused})
+
+    def holds_slots(self, name: str) -> bool:
+        return (name, self._runs[name].run_id) in self.airflow.held_slots("default_pool")
+
+
+@pytest.fixture(scope="module")
+def jobs(session_airflow: AirflowUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    """Every job of this module, running."""
+    folder = tmp_path_factory.mktemp("persons")
+    made = Jobs(session_airflow, folder)
+    for name in (*ALONE, *WITH_WORKER):
+        made.write(name, worker=name in WITH_WORKER)
+    command = [sys.executable, "-c", TRAINS, str(folder / "data")]
+    made.write("group-cleared", program={"command": command}, retries=0)
+    for name in NAMES:
+        made.start(name)
+    for name in NAMES[1:]:
+        made[name].wait_running("chief-0", deadline=120)
+    yield made
+    made.pause("orphan", False)
+    session_airflow.settle()
+
+
+@pytest.fixture(scope="module")
+def orphan(jobs: Jobs) -> psutil.Process:
+    """A program whose watcher was killed and never comes back: nobody schedules its retry."""
+    run = jobs["orphan"]
+    process = psutil.Process(run.pid("chief-0"))
+    jobs.pause("orphan")
+    os.kill(run.watcher("chief-0").pid, signal.SIGKILL)
+    return process
+
+
+def test_a_replica_marked_failed(jobs: Jobs, orphan: psutil.Process) -> None:
+    run = jobs["marked-failed"]
+    run.wait_running("worker-0")
+    run.mark_task("worker-0", "failed")
+    run.wait("failed", deadline=60)
+    assert "worker-0: its task became failed while the job was running" in run.log("result")
+    assert run.states()["chief"] == "skipped", "not a failure of its own"
+    assert_nothing_runs(jobs, "marked-failed")
+
+
+def test_a_replica_marked_success_is_no_green_run(jobs: Jobs) -> None:
+    run = jobs["marked-success"]
+    run.mark_task("chief-0", "success")
+    run.wait("failed", deadline=60)
+    assert "chief-0: its task became success while the job was running: a person set it" in run.log("result")
+    assert_nothing_runs(jobs, "marked-success")
+
+
+def test_one_replica_cleared(jobs: Jobs) -> None:
+    """Its program takes longer to end than Airflow gives a task: it is removed before the next one starts."""
+    run = jobs["cleared-one"]
+    first, chief = run.wait_running("worker-0"), run.pid("chief-0")
+    run.clear_task("worker-0")
+    run.wait_running("worker-0", not_pid=first)
+    assert not psutil.pid_exists(first)
+    log = run.log("worker-0")
+    assert "a program of worker-0 is still here" in log and "stopping and removing it" in log
+    assert run.pid("chief-0") == chief, "the others do as if it had been lost"
+    assert run.member("worker-0")["failures"] == 0, "no retry is spent"
+    jobs.end("cleared-one")
+    run.wait("success", deadline=60)
+    assert [len(starts(jobs.out("cleared-one"), name)) for name in ("chief-0", "worker-0")] == [1, 2]
+
+
+def test_one_replica_cleared_after_the_end(jobs: Jobs) -> None:
+    run = jobs["cleared-one"]
+    assert run.state == "success"
+    tries = run.task("chief-0").try_number
+    run.clear_task("chief-0")
+    wait_for(lambda: run.task("chief-0").try_number > tries, 30, "the new try")
+    run.wait("success", deadline=60)
+    assert "the job had already succeeded when chief-0 arrived" in run.log("chief-0")
+    assert len(starts(jobs.out("cleared-one"), "chief-0")) == 1
+
+
+def test_a_group_cleared_after_its_failure(jobs: Jobs) -> None:
+    run = jobs["group-cleared"]
+    run.wait("failed", deadline=60)
+    assert "no data after step 3" in run.log("result")
+    (jobs.out("group-cleared").parent / "data").touch()
+    run.clear()
+    wait_for(lambda: run.state in ("running", "queued"), 20, "the run to begin again")
+    run.wait("success", deadline=60)
+    assert "begins after step 0" in run.log("chief-0", 1)
+    assert "begins after step 3" in run.log("chief-0")
+
+
+def test_only_cluster_cleared(jobs: Jobs) -> None:
+    run = jobs["cluster-cleared"]
+    run.clear_task("cluster")
+    run.wait("failed", deadline=90)
+    assert "has had its cluster: clear the whole group" in run.log("cluster")
+    assert_nothing_runs(jobs, "cluster-cleared")
+    run.clear()
+    wait_for(lambda: run.state in ("running", "queued"), 20, "the run to begin again")
+    jobs.end("cluster-cleared")
+    run.wait("success", deadline=60)
+
+
+def test_a_paused_dag(jobs: Jobs) -> None:
+    run = jobs["paused"]
+    jobs.pause("paused")
+    jobs.end("paused")
+    run.wait_task("cluster", "success")
+    assert run.task("chief-0").state == "success"
+    assert_nothing_runs(jobs, "paused")
+    assert run.state == "running" and run.task("result").state is None
+    jobs.pause("paused", False)
+    run.wait("success", deadline=60)
+
+
+def test_a_run_marked(jobs: Jobs) -> None:
+    run = jobs["run-marked"]
+    run.mark("success")
+    assert_nothing_runs(jobs, "run-marked")
+    wait_for(lambda: run.task("cleanup").state == "success", 60, "the teardown")
+    assert run.xcom("result") is None
+
+
+def test_a_run_deleted(jobs: Jobs) -> None:
+    run = jobs["deleted"]
+    pid = run.pid("chief-0")
+    path = f"dags/deleted/dagRuns/{run.run_id}"
+    with pytest.raises(ApiError, match="cannot be deleted in running state"):
+        jobs.airflow.api.request("DELETE", path)
+    run.mark("failed")
+    jobs.airflow.api.request("DELETE", path)
+    wait_for(lambda: not psutil.pid_exists(pid), 60, "its program to end")
+    assert not jobs.holds_slots("deleted")
+    assert jobs.airflow.api.health()["triggerer"]["status"] == "healthy"
+
+
+def test_a_program_whose_watcher_never_comes_back_ends_by_itself(jobs: Jobs, orphan: psutil.Process) -> None:
+    run = jobs["orphan"]
+    assert run.task("chief-0").state == "up_for_retry", "a paused DAG: nobody schedules it"
+    kept = jobs.airflow.tf_operator("clean", "--yes").stdout
+    if orphan.is_running():
+        assert f"running, pid {orphan.pid}" in kept and "kept: --running would stop it" in kept
+    wait_for(lambda: not orphan.is_running(), ORPHAN_TIMEOUT + 30, "it to end")
+    folders = [path.parent for path in (jobs.airflow.state_dir / "runs").glob("*/exit.*.json")]
+    (folder,) = [each for each in folders if _ended_as_orphan(each)]
+    removed = jobs.airflow.tf_operator("clean", "--yes").stdout
+    assert "removed: orphan/" in removed, removed
+    assert not folder.exists()
+
+
+def _ended_as_orphan(folder: Path) -> bool:
+    ends = [json.loads(file.read_text()) for file in folder.glob("exit.*.json")]
+    return any(f"no watcher for {ORPHAN_TIMEOUT:g} s" in (end["reason"] or "") for end in ends)
+
+
+def assert_nothing_runs(jobs: Jobs, name: str) -> None:
+    """Its programs end within their grace, its slots are free."""
+    pids = [start["pid"] for replica in ("chief-0", "worker-0") for start in starts(jobs.out(name), replica)]
+    assert pids
+    wait_for(lambda: not any(map(psutil.pid_exists, pids)), 40, f"the programs of {name} to end")
+    wait_for(lambda: not jobs.holds_slots(name), 20, f"the slots of {name} to be free")
