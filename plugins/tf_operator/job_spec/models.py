@@ -201,7 +201,7 @@ class RunPolicy(Part):
     stall_timeout: MaybeDeadline = None
     """How long the deciding replica may show no sign of life before all start again."""
     backoff_limit: Whole = 3
-    """How often peers may be started again because of a loss, and how often the job tries again after a start_timeout."""
+    """How often peers are started again because of a loss; how often the job tries again after a start_timeout."""
     termination_grace: Duration = "30s"
     """From TERM to KILL."""
     evaluator_grace: Duration = "0s"

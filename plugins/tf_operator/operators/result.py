@@ -42,7 +42,8 @@ class ResultOperator(BaseOperator):
         cluster = airflow_io.read_cluster(ref, plan.attempt)
         if cluster is None:
             raise AirflowFailException(
-                f"the job did not start: {ref.task('cluster')} or {ref.task('admission')} failed, their logs say why"
+                f"nobody leads the job: {ref.task('cluster')} or {ref.task('admission')} failed, their logs say why;"
+                " clear the whole group to try again"
             )
         if cluster.phase is not Phase.SUCCEEDED:
             raise AirflowFailException(self._why(cluster))
