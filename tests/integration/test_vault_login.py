@@ -151,7 +151,9 @@ def test_namespaces(openbao: DevOpenBao, monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(SecretError, match=f"{path} is the server's own, and no secret"):
             resolve([ref(f"{path}#id")], login_environment)
     login("team-b")
-    with pytest.raises(SecretError, match="namespace team-b,: there is no such namespace; correct the connection's"):
+    with pytest.raises(
+        SecretError, match=r"\(namespace team-b\): there is no such namespace; correct the connection's"
+    ):
         resolve([ref("kv/store#value")], login_environment)
 
 

@@ -66,7 +66,7 @@ def _authenticate(client: Any, described: Described, where: str) -> None:
     elif method == "jwt":
         jwt = need(extra.get("jwt_token") or _kept(extra, "jwt_token_path"), "extra jwt_token or jwt_token_path")
         role = need(extra.get("jwt_role"), "extra jwt_role")
-        client.auth.jwt.jwt_login(role=role, jwt=jwt.strip(), **({"path": mount} if mount else {}))
+        client.auth.jwt.jwt_login(role=role, jwt=jwt, **({"path": mount} if mount else {}))
     elif method == "kubernetes":
         jwt = Path(extra.get("kubernetes_jwt_path") or KUBERNETES_JWT).read_text().strip()
         role = need(extra.get("kubernetes_role"), "extra kubernetes_role")

@@ -66,7 +66,7 @@ class VaultSession:
     def address(self) -> str:
         """The server's URL, and the namespace where there is one: for messages."""
         namespace = self.client.adapter.namespace
-        return str(self.client.adapter.base_uri) + (f", namespace {namespace}," if namespace else "")
+        return str(self.client.adapter.base_uri) + (f" (namespace {namespace})" if namespace else "")
 
     def close(self) -> None:
         """Revoke the token if this login made it. A failure is no error: the token's TTL bounds its life."""

@@ -95,8 +95,16 @@ def test_answers(error: Exception, kind: type[SecretError], expected: str) -> No
 @pytest.mark.parametrize(
     ("error", "kind", "expected"),
     [
-        (vault.InvalidRequest(errors=[HIDDEN]), SecretError, "ADDR refuses the login; check its credentials, role and auth_mount_point"),
-        (vault.Forbidden(errors=[HIDDEN]), SecretError, "ADDR refuses the login; check its credentials, role and auth_mount_point"),
+        (
+            vault.InvalidRequest(errors=[HIDDEN]),
+            SecretError,
+            "ADDR refuses the login; check its credentials, role and auth_mount_point",
+        ),
+        (
+            vault.Forbidden(errors=[HIDDEN]),
+            SecretError,
+            "ADDR refuses the login; check its credentials, role and auth_mount_point",
+        ),
         (vault.InvalidRequest(errors=[f"token is expired {HIDDEN}"]), SecretError, "what was offered has expired"),
         (vault.InvalidRequest(errors=["to an HTTPS server"]), SecretError, "it speaks TLS: set use_tls"),
         (vault.InvalidPath(errors=["no handler for route"]), SecretError, "check auth_type and auth_mount_point"),
