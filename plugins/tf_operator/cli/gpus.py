@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tf_operator import settings
 from tf_operator.errors import TfOperatorError
 from tf_operator.gpus import DeviceLeases, Holder
+
+if TYPE_CHECKING:
+    from tf_operator.services.api import AirflowApi
 
 HOLDING = ("deferred", "running", "queued")
 """States of a task that has its slots. The pools count deferred tasks."""
@@ -117,6 +120,7 @@ def queue(pool: str) -> dict[str, Any]:
         answer = api.request("GET", "dags/~/dagRuns/~/taskInstances", pool=[pool], state=states, limit=1000)
         # The API's filter matches parts of names, too.
         tasks = [task for task in answer["task_instances"] if task["pool"] == pool]
+        first = _go_first(api, pool)
     except TfOperatorError as error:
         return {"name": pool, "error": str(error)}
     open_slots = size.slots - size.held
@@ -127,8 +131,20 @@ def queue(pool: str) -> dict[str, Any]:
         "slots": size.slots,
         "open": open_slots,
         "holding": holding,
-        "waiting": [_job(task, waits_for(task["pool_slots"], open_slots, size.slots)) for task in waiting],
+        "waiting": [
+            _job(task, waits_for(task["pool_slots"], open_slots, size.slots))
+            | {"goes_first": (task["dag_id"], task["dag_run_id"]) in first}
+            for task in waiting
+        ],
     }
+
+
+def _go_first(api: AirflowApi, pool: str) -> set[tuple[str, str]]:
+    """The runs that others wait behind before they even ask for slots: they have waited for long."""
+    prefix = f"tf_operator/turn/{pool}/"
+    found = api.request("GET", "variables", variable_key_pattern=f"{prefix}%", limit=100)["variables"]
+    values = [json.loads(entry["value"]) for entry in found if entry["key"].startswith(prefix)]
+    return {(value["dag_id"], value["run_id"]) for value in values}
 
 
 def waits_for(slots: int, open_slots: int, size: int) -> str:
@@ -165,6 +181,7 @@ def pool_lines(found: Mapping[str, Any]) -> list[str]:
     lines += [f"  {_named(job)} holds {job['slots']}{_since(job['since'])}" for job in found["holding"]]
     lines += [
         f"  {_named(job)} waits for {job['slots']}{_since(job['since'])}: {job['waits_for']}"
+        f"{'; goes first: jobs that come now wait behind it' if job['goes_first'] else ''}"
         for job in found["waiting"]
     ]
     return lines
