@@ -258,6 +258,8 @@ def _secrets(job: TensorFlowJob) -> Iterator[Fault]:
 
 def _secret_paths(job: TensorFlowJob) -> Iterator[Fault]:
     for index, secret in enumerate(job.secrets):
+        if templates.is_template(secret.vault):  # read again once it is filled in
+            continue
         place: Path = ("secrets", index, "vault")
         path, _, key = secret.vault.partition("#")
         full = "/".join(part.strip("/") for part in (secret.mount, path) if part)

@@ -343,3 +343,11 @@ def test_same_input_gives_same_output() -> None:
         assert RenderedJob.model_validate_json(one.model_dump_json()) == one
         assert [replica.order for replica in one.replicas] == sorted(replica.order for replica in one.replicas)
         assert json.dumps(job(replicas=replicas).gang()) == json.dumps(job(replicas=shuffled).gang())
+
+
+def test_a_secrets_path_is_judged_once_its_templates_are_filled_in() -> None:
+    written = job(secrets=[{"vault": "kv/{{ [params.n // 2, 'x'] | join('/') }}#k", "env": "A"}], params={"n": 4})
+    assert rendered(written).secrets[0].path == "kv/2/x"
+    escaping = job(secrets=[{"vault": "kv/{{ params.team }}/x#k", "env": "A"}], params={"team": "own"})
+    with pytest.raises(JobError, match=r"secrets\[0\].vault = .kv/../x#k.: must be names with a single /"):
+        rendered(escaping, team="..")
