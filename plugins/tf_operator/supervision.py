@@ -85,6 +85,10 @@ class Watcher:
             self._host.runner.stop(handle, self._job.run_policy.termination_grace)
         self._memory.ended_by_person()
 
+    def revoke_secrets(self) -> None:
+        """For who stopped it from outside, once it has ended."""
+        self._program.revoke_secrets()
+
     # -- the watch
 
     def run(self) -> Outcome:
@@ -176,11 +180,17 @@ class Watcher:
         end = self._follower.look()
         if end is not None:
             self._on_end(end)
-        elif self._stopping is None and self._member.status is Status.RUNNING and self._program.is_stalled():
+            return
+        self._program.tend_secrets()
+        if self._stopping is None and self._member.status is Status.RUNNING and self._program.is_stalled():
             self._publish(status=Status.STALLED)
 
     def _on_end(self, end: Exit) -> None:
         self._ended_at = self._clock()
+        self._tell_end(end)
+        self._program.revoke_secrets()
+
+    def _tell_end(self, end: Exit) -> None:
         # One that was done before our TERM reached it is done.
         if self._stopping is not None and (end.stopped or end.code != 0):
             self._say(f"stopped ({self._stopping}): {describe_end(end)}")
@@ -281,8 +291,8 @@ class Watcher:
         cluster = self._channel.cluster()
         if cluster and cluster.phase.terminal:
             return self._finish(cluster)
+        self._program.end(f"nobody leads the job now: {owner}", self._member.end)
         if owner == WAITING:
             delay = min(WAITING_TICK, self._job.run_policy.start_timeout / 4)
             return Outcome(Result.AGAIN, "the job waits for its slots again; no place is taken meanwhile", delay)
-        self._program.end(f"nobody leads the job any more: {owner}", self._member.end)
         return Outcome(Result.SKIPPED, f"stopped because nobody leads the job any more: {owner}")

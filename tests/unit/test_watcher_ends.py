@@ -187,3 +187,11 @@ def test_who_arrives_before_the_slots_are_there_again_takes_no_place_meanwhile()
     assert bench.clock.now < 1001
     assert bench.runner.programs == []
     assert bench.nothing_left()
+
+
+def test_a_program_does_not_live_on_without_the_jobs_slots() -> None:
+    bench = Bench()
+    bench.after(10, lambda: setattr(bench.channel, "owner", "waiting"))
+    assert bench.run().result is Result.AGAIN
+    assert bench.program.stop_asked is not None
+    assert bench.nothing_left()

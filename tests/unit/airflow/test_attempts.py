@@ -1,0 +1,50 @@
+"""From one attempt of a run to the next: what a replica hears meanwhile, and that the plan is replaced once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fakes import make_job
+
+from tf_operator import airflow_io
+from tf_operator.plan import GroupRef, Place, Plan
+
+REF = GroupRef("d", "r", "train")
+
+
+def plan(again: int = 0) -> Plan:
+    return Plan(attempt="a1", job=make_job(), pool="gpu", slots=1, again=again)
+
+
+@pytest.mark.parametrize(
+    ("state", "again", "heard"),
+    [
+        ("deferred", 0, "alive"),
+        ("running", 1, "alive"),
+        ("scheduled", 1, "waiting"),
+        ("queued", 1, "waiting"),
+        ("up_for_reschedule", 1, "waiting"),
+        ("failed", 1, "the task train.cluster is failed"),
+        ("scheduled", 0, "the task train.cluster is scheduled"),
+        (None, 0, "the task train.cluster is cleared"),
+    ],
+)
+def test_what_a_replica_hears_of_its_owner(
+    monkeypatch: pytest.MonkeyPatch, state: str | None, again: int, heard: str
+) -> None:
+    """In a first attempt the replicas come after the slots: a cluster in the queue was cleared by a person."""
+    monkeypatch.setattr(airflow_io, "task_states", lambda ref, ids: {"train.cluster": state})
+    channel = airflow_io.AirflowChannel(REF, Place("train.worker", 0), plan(again))
+    assert channel.owner_state() == heard
+
+
+def test_the_plan_is_replaced_once_however_often_a_triggerer_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored: dict[str, Any] = {"value": plan().model_dump(mode="json")}
+    monkeypatch.setattr(airflow_io.XCom, "get_one", lambda **_: stored["value"])
+    monkeypatch.setattr(airflow_io.XCom, "set", lambda **call: stored.update(call))
+    airflow_io.replace_plan(REF, plan())
+    second = airflow_io.read_plan(REF)
+    assert second and (second.again, stored["task_id"], stored["key"]) == (1, "train.plan", "plan")
+    airflow_io.replace_plan(REF, plan())
+    assert airflow_io.read_plan(REF) == second
