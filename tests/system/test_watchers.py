@@ -17,22 +17,11 @@ pytestmark = pytest.mark.airflow
 REPLICAS = ("chief-0", "worker-0", "worker-1", "ps-0")
 
 
-def watcher(run: RunUnderTest, name: str) -> psutil.Process:
-    """The Airflow task process that watches a replica; its parent is its supervisor."""
-    ti_id = run.task(name).raw["id"]
-    return next(p for p in psutil.process_iter() if f"worker -- {ti_id}" in " ".join(_argv(p)))
-
-
-def _argv(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
 def long_job(out: Path, stop: Path) -> dict[str, object]:
     job = probe_job(out)
-    job["replicas"]["chief"]["command"] = probe("--out", str(out), "--bind", "--wait-file", str(stop))
+    job["replicas"]["chief"]["command"] = probe(
+        "--out", str(out), "--bind", "--wait-file", str(stop), "--patience", "300"
+    )
     return job
 
 
@@ -57,7 +46,7 @@ def test_c27_a_lost_watcher_is_replaced_and_its_program_adopted(
 ) -> None:
     stop = tmp_path / "stop"
     run = running(airflow, f"adopt-{victim}", tmp_path, stop)
-    pid, process = run.pid("worker-1"), watcher(run, "worker-1")
+    pid, process = run.pid("worker-1"), run.watcher("worker-1")
     os.kill(process.pid if victim == "task" else process.ppid(), signal.SIGKILL)
     wait_for(lambda: run.task("worker-1").try_number == 2 and run.task("worker-1").state == "running", 90, "the retry")
     wait_for(lambda: "adopted the program of worker-1" in run.log("worker-1"), 30, "the adoption")
@@ -80,7 +69,22 @@ def test_a_killed_triggerer_costs_nothing(airflow: AirflowUnderTest, tmp_path: P
     assert_each_ran_once(run, tmp_path)
 
 
-def test_c27_a_killed_scheduler_runs_nothing_twice(airflow: AirflowUnderTest, tmp_path: Path) -> None:
+@pytest.mark.parametrize("away", [0.0, pytest.param(60.0, marks=pytest.mark.long)])
+def test_c27_a_killed_scheduler_runs_nothing_twice(airflow: AirflowUnderTest, tmp_path: Path, away: float) -> None:
+    stop = tmp_path / "stop"
+    run = running(airflow, f"scheduler-dies-{away:.0f}", tmp_path, stop)
+    pids = {name: run.pid(name) for name in REPLICAS}
+    os.kill(airflow.pid("scheduler"), signal.SIGKILL)
+    airflow.airflow.stop_component("scheduler")
+    time.sleep(away)
+    airflow.airflow.start_component("scheduler")
+    wait_for(lambda: all(run.task(name).state == "running" for name in REPLICAS), 120, lambda: f"all: {run.states()}")
+    assert {name: run.pid(name) for name in REPLICAS} == pids
+    stop.touch()
+    run.wait("success", deadline=120)
+    assert_each_ran_once(run, tmp_path)
+
+
 def test_a_killed_api_server_costs_nothing(airflow: AirflowUnderTest, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     run = running(airflow, "api-dies", tmp_path, stop)
@@ -94,19 +98,6 @@ def test_a_killed_api_server_costs_nothing(airflow: AirflowUnderTest, tmp_path: 
     run.wait("success", deadline=120)
     assert_each_ran_once(run, tmp_path)
     assert run.task("chief-0").try_number == 1
-
-
-    stop = tmp_path / "stop"
-    run = running(airflow, "scheduler-dies", tmp_path, stop)
-    pids = {name: run.pid(name) for name in REPLICAS}
-    os.kill(airflow.pid("scheduler"), signal.SIGKILL)
-    airflow.airflow.stop_component("scheduler")
-    airflow.airflow.start_component("scheduler")
-    wait_for(lambda: all(run.task(name).state == "running" for name in REPLICAS), 120, lambda: f"all: {run.states()}")
-    assert {name: run.pid(name) for name in REPLICAS} == pids
-    stop.touch()
-    run.wait("success", deadline=120)
-    assert_each_ran_once(run, tmp_path)
 
 
 def test_trap_6_a_program_gets_its_grace_though_airflow_gives_its_task_5_s(

@@ -53,6 +53,8 @@ class Program(Part):
     """Where the program starts; relative to the project. Default: the project."""
     env: Env = Field(default_factory=dict)
     """Environment variables, beside those the product sets."""
+    on_renewal: Annotated[str | None, words("SIGHUP", "SIGUSR1", "SIGUSR2", none=True)] = None
+    """Sent to the program's first process when a secret file was replaced, because its lease could not be renewed."""
 
 
 class Mount(Part):
@@ -81,6 +83,8 @@ class Runtime(Part):
     """docker, swarm: directories of the host to mount. working_dir and model_dir are there without being named."""
     read_only: Annotated[bool | None, rules.Rule(rules.boolean, {"type": "boolean"}, none=True)] = None
     """docker: the image's own files cannot be changed; /tmp is in memory."""
+    outbound: Annotated[bool | None, rules.Rule(rules.boolean, {"type": "boolean"}, none=True)] = None
+    """docker: the program may open connections to the outside. Default: the run's own network only."""
     ulimits: dict[str, Annotated[str | int, rules.Rule(rules.ulimit, rules.ULIMIT)]] | None = None
     """docker: limits by name (nofile: 65536), or "soft:hard"."""
     docker_conn_id: MaybeText = None
@@ -195,7 +199,7 @@ class RunPolicy(Part):
     schedule_timeout: MaybeDeadline = "12h"
     """How long to wait for the pool's slots."""
     start_timeout: Deadline = "10m"
-    """From admission until all replicas are ready."""
+    """From admission until all replicas are ready; past it everything is let go, and the job tries again."""
     active_deadline: MaybeDeadline = None
     """How long the job may run."""
     stall_timeout: MaybeDeadline = None
