@@ -1,6 +1,6 @@
-"""The owner of the membership and the gate before the replicas: both live in the triggerer and cost no worker.
+"""The owner of the membership: it lives in the triggerer and costs no worker.
 
-Each ends its task only by an end event and catches everything else: any other way out would send the task back
+It ends its task only by an end event and catches everything else: any other way out would send the task back
 through the pool, to queue for slots it only needs in order to fail.
 """
 
@@ -14,7 +14,8 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent, TriggerEvent
 from asgiref.sync import sync_to_async
 
-from tf_operator import airflow_io, turns
+from tf_operator import airflow_io
+from tf_operator.admission import ring
 from tf_operator.identity import ReplicaId
 from tf_operator.membership import Cluster, Member, Owner, Phase, begin
 from tf_operator.membership.decide import GONE
@@ -26,9 +27,6 @@ READS_PER_TICK = 10
 """Members of running replicas read in turn each tick; the triggerer answers about 40 calls a second in all."""
 NOT_OPENED = frozenset({"failed", "skipped", "upstream_failed", "removed"})
 """States of an admission behind which no replica will ever start."""
-SAY_AGAIN = 60.0
-ASK_AGAIN = 5.0
-"""Seconds between looks at who holds the pool: several calls each."""
 
 
 class ClusterTrigger(BaseTrigger):
@@ -105,6 +103,7 @@ class ClusterTrigger(BaseTrigger):
     async def _lead(self, owner: Owner) -> None:
         await self._quietly(airflow_io.register_holder, self.plan.pool, self.ref, self.plan.slots)
         self.log.info("holding %d slots of pool %s for %s", self.plan.slots, self.plan.pool, self.ref)
+        ring(self.ref)
         while not owner.cluster.phase.terminal:
             if await self._look() and self._step(owner):
                 await self._publish(owner.cluster)
@@ -213,140 +212,3 @@ class ClusterTrigger(BaseTrigger):
             self.log.warning("%s: %s: %s", function.__name__, type(error).__name__, error)
             return False
         return True
-
-
-class AdmissionTrigger(BaseTrigger):
-    """Opens the gate when the cluster of this attempt holds its slots and no replica of an older try still runs."""
-
-    def __init__(self, group_id: str, replica_tasks: list[str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.group_id = group_id
-        self.replica_tasks = replica_tasks
-        self._began = time.monotonic()
-        self._said: tuple[str, float] = ("", 0.0)
-        self._too_late = ""
-        self._asked: tuple[str, float] = ("", float("-inf"))
-        self._plan: Plan | None = None
-        self._goes_first = False
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The kwargs the DAG was parsed with; the run's ids come with the task instance."""
-        return (
-            "tf_operator.triggers.AdmissionTrigger",
-            {"group_id": self.group_id, "replica_tasks": self.replica_tasks},
-        )
-
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait for the slots; say what is waited for, how long, and what is in the way."""
-        ti = self.task_instance
-        if ti is None:
-            yield TaskFailedEvent()
-            return
-        ref = GroupRef(ti.dag_id, ti.run_id, self.group_id)
-        while True:
-            try:
-                verdict = await self._look(ref)
-            except Exception as error:
-                self.log.warning("Airflow does not answer now: %s: %s", type(error).__name__, error)
-                verdict = None
-            if self._goes_first and (self._too_late or verdict is not None):
-                await self._give_up_turn(ref)
-            if self._too_late:
-                # The one way out over a worker: from there the cluster task can be taken out of the pool's queue.
-                yield TriggerEvent({"too_late": self._too_late})  # type: ignore[no-untyped-call]
-                return
-            if verdict is not None:
-                yield TaskSuccessEvent() if verdict else TaskFailedEvent()
-                return
-            await asyncio.sleep(TICK)
-
-    async def _look(self, ref: GroupRef) -> bool | None:
-        """True: open. False: never. None: wait."""
-        plan = self._plan or await sync_to_async(airflow_io.read_plan)(ref)
-        if plan is None:
-            self.log.error("%s has left no plan: clear the whole group", ref.task("plan"))
-            return False
-        self._plan = plan
-        cluster_id = ref.task("cluster")
-        wanted = [cluster_id, *map(ref.task, self.replica_tasks)]
-        states = await sync_to_async(airflow_io.task_states)(ref, wanted)
-        state = states.get(cluster_id)
-        if state in ("failed", "skipped", "upstream_failed", "removed", "success"):
-            self.log.error("not opened: the task %s is %s; its log says why", cluster_id, state)
-            return False
-        if state == "deferred":
-            # Many may wait, and each look costs the triggerer a call: the plan is read again only where it matters.
-            self._plan = None
-        if state == "deferred" and not await self._still_running(cluster_id, states):
-            cluster = await sync_to_async(airflow_io.read_cluster)(ref, plan.attempt)
-            if cluster and cluster.phase.terminal:
-                self.log.error("not opened: the job has %s: %s", cluster.phase, cluster.reason)
-                return False
-            if cluster:
-                self.log.info("opened after %.0f s: %s holds %d slots of pool %s", *self._facts(cluster_id, plan))
-                return True
-        return await self._wait(ref, plan, state)
-
-    def _facts(self, cluster_id: str, plan: Plan) -> tuple[float, str, int, str]:
-        return time.monotonic() - self._began, cluster_id, plan.slots, plan.pool
-
-    async def _still_running(self, cluster_id: str, states: dict[str, str | None]) -> bool:
-        old = [key for key, state in states.items() if state in ("running", "restarting") and key != cluster_id]
-        if old:
-            await self._say(f"waiting until the replicas of the last try have ended: {', '.join(sorted(old))}")
-        return bool(old)
-
-    async def _wait(self, ref: GroupRef, plan: Plan, state: str | None) -> bool | None:
-        waited = time.monotonic() - self._began
-        limit = plan.job.run_policy.schedule_timeout
-        if limit is not None and waited > limit:
-            self._too_late = (
-                f"schedule_timeout: pool {plan.pool} had no {plan.slots} slots free within {limit:.0f} s"
-                f" (run_policy.schedule_timeout); {await self._in_the_way(ref, plan)}"
-            )
-            self.log.error("%s", self._too_late)
-            return False
-        if state == "scheduled" and not self._goes_first and waited > turns.reserve_after():
-            await sync_to_async(turns.take)(ref, plan)
-            self._goes_first = True
-            self.log.info("has waited for more than %.0f s: jobs that come now go after it", turns.reserve_after())
-        if state != "deferred":
-            await self._say(
-                f"waiting for {plan.slots} slots of pool {plan.pool} ({ref.task('cluster')} is {state or 'new'});"
-                f" {await self._in_the_way(ref, plan)}"
-            )
-        return None
-
-    async def _in_the_way(self, ref: GroupRef, plan: Plan) -> str:
-        if time.monotonic() - self._asked[1] > ASK_AGAIN:
-            self._asked = (await self._holders(ref, plan), time.monotonic())
-        return self._asked[0]
-
-    async def _holders(self, ref: GroupRef, plan: Plan) -> str:
-        try:
-            found = await sync_to_async(airflow_io.holders)(plan.pool)
-        except Exception as error:
-            return f"who holds them is not known now ({type(error).__name__})"
-        others = [
-            h for h in found if (h["dag_id"], h["run_id"], h["group_id"]) != (ref.dag_id, ref.run_id, ref.group_id)
-        ]
-        if not others:
-            return "no other tf_operator job holds any"
-        return "held by " + ", ".join(
-            f"{GroupRef(h['dag_id'], h['run_id'], h['group_id'])} ({h['slots']} slots)" for h in others
-        )
-
-    async def _give_up_turn(self, ref: GroupRef) -> None:
-        """Who waits behind this job asks for its task's state too, so that this may fail."""
-        try:
-            if plan := self._plan or await sync_to_async(airflow_io.read_plan)(ref):
-                await sync_to_async(turns.give_up)(ref, plan)
-        except Exception as error:
-            self.log.warning("its turn is not taken back yet: %s: %s", type(error).__name__, error)
-
-    async def _say(self, text: str) -> None:
-        """Log what is new, and the same again each minute."""
-        now = time.monotonic()
-        if text != self._said[0] or now - self._said[1] >= SAY_AGAIN:
-            self._said = (text, now)
-            self.log.info("%s (for %.0f s now)", text, now - self._began)

@@ -85,7 +85,7 @@ class AdmissionOperator(BaseOperator):
         self.replica_tasks = replica_tasks
         self.start_from_trigger = True
         self.start_trigger_args = StartTriggerArgs(
-            trigger_cls="tf_operator.triggers.AdmissionTrigger",
+            trigger_cls="tf_operator.admission.AdmissionTrigger",
             trigger_kwargs={"group_id": group_id, "replica_tasks": replica_tasks},
             next_method="resumed",
             next_kwargs=None,

@@ -10,12 +10,13 @@ import pytest
 from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent, TriggerEvent
 
 from tf_operator import airflow_io, turns
+from tf_operator.admission import AdmissionTrigger, ring
 from tf_operator.job_spec import RenderedJob
 from tf_operator.job_spec.rendered import RenderedRunPolicy, ReplicaGroup
 from tf_operator.membership import Cluster, Member, Phase, Status
 from tf_operator.plan import GroupRef, Place, Plan
 from tf_operator.runners.base import Exit
-from tf_operator.triggers import AdmissionTrigger, ClusterTrigger
+from tf_operator.triggers import ClusterTrigger
 
 
 def plan(tmp_path: Path, **policy: Any) -> Plan:
@@ -219,6 +220,40 @@ def test_admission_fails_after_schedule_timeout(board: Board, tmp_path: Path) ->
     board.states["train.cluster"] = "scheduled"
     (event,) = events(admission(board, tmp_path, schedule_timeout=0))
     assert "schedule_timeout: pool gpu had no 1 slots free" in event.payload["too_late"]
+
+
+def test_its_cluster_rings_for_an_admission_that_looks_seldom(
+    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tf_operator.admission.TICK", 60.0)
+    board.states = {"train.cluster": "scheduled"}
+    subject = admission(board, tmp_path)
+
+    async def opened_when_it_rings() -> None:
+        task = asyncio.ensure_future(_first(subject))
+        await asyncio.sleep(0.3)
+        board.states, board.stored = {"train.cluster": "deferred"}, Cluster("a1")
+        ring(GroupRef("d", "r", "other"))
+        await asyncio.sleep(0.3)
+        assert not task.done()
+        ring(GroupRef("d", "r", "train"))
+        assert isinstance(await asyncio.wait_for(task, 5), TaskSuccessEvent)
+
+    asyncio.run(opened_when_it_rings())
+
+
+def test_all_who_wait_share_one_look_at_the_pool(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    holder = {"dag_id": "big", "run_id": "r", "group_id": "train", "slots": 8}
+    monkeypatch.setattr(airflow_io, "holders", lambda pool: asked.append(pool) or [holder])
+    monkeypatch.setattr("tf_operator.admission._known", {})
+    plan_ = plan(tmp_path)
+    told = [
+        asyncio.run(AdmissionTrigger("train", [])._in_the_way(GroupRef(dag, "r", "train"), plan_))
+        for dag in ("a", "b", "big")
+    ]
+    assert told == ["held by big/r/train (8 slots)"] * 2 + ["no other tf_operator job holds any"]
+    assert asked == ["gpu"]
 
 
 def test_a_job_that_waits_for_long_goes_first_and_gives_that_up(
