@@ -179,18 +179,21 @@ def test_all_workers_end_at_different_times_and_the_evaluator_has_its_tail(
     out = ("--out", str(tmp_path))
     policy = {"termination_grace": "5s", "orphan_timeout": "5m", "evaluator_grace": "60s"}
     job = probe_job(tmp_path, success_policy="all_workers", strategy="between_graph", run_policy=policy)
-    job["replicas"]["chief"]["command"] = probe(*out, "--wait-peers", "--sleep", "0")
-    job["replicas"]["worker"] = [
-        {"name": "quick", "command": probe(*out, "--bind", "--sleep", "2")},
-        {"name": "slow", "command": probe(*out, "--bind", "--sleep", "6")},
-    ]
-    evaluates = probe(*out, "--wait-file", str(tmp_path / "worker-1-1.done"), "--sleep", "4", "--print", "text:so good")
-    job["replicas"]["evaluator"] = {"command": evaluates}
+    job["replicas"] = {
+        "chief": {"command": probe(*out)},
+        "worker": [
+            {"name": name, "command": probe(*out, "--bind", "--wait-file", str(tmp_path / f"{name}.stop"))}
+            for name in ("quick", "slow")
+        ],
+        "ps": {},
+        "evaluator": {"command": probe(*out, "--wait-file", str(tmp_path / "evaluator.stop"), "--sleep", "6")},
+    }
     airflow.write_job("all-workers", job)
     run = airflow.trigger("all-workers")
-    run.wait_task("cluster", "deferred")
-    wait_for(lambda: (ended := starts(tmp_path, "worker-1")) and ended[0]["stopped"], 60, "the slower worker")
-    (tmp_path / "worker-1-1.done").touch()
+    for ended, then in (("chief-0", "quick"), ("worker-0", "slow"), ("worker-1", "evaluator")):
+        wait_for(lambda name=ended: (found := starts(tmp_path, name)) and found[0]["stopped"], 60, f"{ended} to end")
+        assert run.state == "running"
+        (tmp_path / f"{then}.stop").touch()
     run.wait("success", deadline=60)
     ends = [starts(tmp_path, name)[0]["stopped"] for name in ("chief-0", "worker-0", "worker-1", "evaluator-0")]
     assert ends == sorted(ends), "the evaluator ended by itself, after the job"
