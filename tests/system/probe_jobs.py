@@ -32,6 +32,6 @@ def probe_job(out: Path, **change: Any) -> dict[str, Any]:
 
 
 def starts(out: Path, replica: str) -> list[dict[str, Any]]:
-    """What each start of a replica recorded, first to last."""
-    files = out.glob(f"{replica}-*.json")
-    return [json.loads(file.read_text()) for file in sorted(files, key=lambda f: int(f.stem.rpartition("-")[2]))]
+    """What each start of a replica recorded, first to last. One that is just being written is not there yet."""
+    files = sorted(out.glob(f"{replica}-*.json"), key=lambda file: int(file.stem.rpartition("-")[2]))
+    return [json.loads(text) for file in files if (text := file.read_text())]
