@@ -8,7 +8,7 @@ from typing import Any
 import hvac
 import pytest
 from postgres_server import PostgresServer
-from vault_helpers import Logins, database, leases, put, ref
+from vault_helpers import Logins, database, leases, put, ref, wait_for
 
 from tf_operator.cli.main import main
 from tf_operator.errors import SecretError
@@ -127,7 +127,7 @@ def test_it_suffices_for_the_job_and_reaches_no_neighbour(
         assert lease.lease_id.rpartition("/")[2] not in leases(openbao, "database/creds/reader")
     with pytest.raises(hvac.exceptions.Forbidden):
         client.auth.token.lookup_self()
-    assert postgres.users() == []
+    wait_for(lambda: not postgres.users())
 
 
 def refused(client: Any, openbao: DevOpenBao) -> None:
