@@ -11,7 +11,7 @@ from tf_operator.errors import IdentityHeldError
 from tf_operator.identity import Identity, ReplicaId
 from tf_operator.job_spec.rendered import RenderedJob, RenderedRunPolicy, ReplicaGroup
 from tf_operator.membership import Cluster, Member, Phase
-from tf_operator.runners.base import Exit, Handle, Launch
+from tf_operator.runners.base import Exit, Handle, Launch, SecretBundle
 from tf_operator.supervision import ChannelError
 
 
@@ -92,6 +92,7 @@ class FakeProgram:
     stop_asked: float | None = None
     removed: bool | None = None
     """keep_output of the removal."""
+    renewals: list[tuple[SecretBundle, str | None]] = field(default_factory=list)
 
 
 @dataclass
@@ -158,6 +159,10 @@ class FakeRunner:
         self._called("output")
         data = self._of(handle).output[offset : offset + limit]
         return data, offset + len(data)
+
+    def renew(self, handle: Handle, secrets: SecretBundle, signal: str | None) -> None:
+        self._called("renew")
+        self._of(handle).renewals.append((secrets, signal))
 
     def stop(self, handle: Handle, grace: float) -> None:
         self._called("stop")

@@ -35,12 +35,11 @@ def host_for(job: RenderedJob, identity: Identity, slots_per_gpu: int, *, login:
     """What the watcher of one replica needs. Nothing is reached before it is used."""
     group = job.group_of(identity.replica)
 
-    def secrets() -> SecretBundle:
-        if not job.secrets:
-            return SecretBundle()
+    def masks() -> Sequence[str]:
         from tf_operator.secrets import resolve
 
-        return resolve(job.secrets, login)
+        # Refused for what lives by a lease: another read would give another value.
+        return resolve(job.secrets, login).mask
 
     def devices() -> DeviceLease | None:
         if not group.gpus:
@@ -57,4 +56,11 @@ def host_for(job: RenderedJob, identity: Identity, slots_per_gpu: int, *, login:
                 raise
         return leases.acquire(identity, group.gpus, slots_per_gpu, timeout=0)
 
-    return Host(runner=runner_for(group, lambda: secrets().mask), secrets=secrets, devices=devices)
+    runner = runner_for(group, masks)
+    if not job.secrets:
+        return Host(runner=runner, secrets=SecretBundle, devices=devices)
+    from tf_operator.secrets.custody import Custody
+    from tf_operator.secrets.ledger import Ledger
+
+    custody = Custody(job.secrets, login, identity, Ledger(settings.state_dir(), identity.key))
+    return Host(runner=runner, secrets=custody.fetch, devices=devices, leases=custody)

@@ -104,6 +104,22 @@ class Memory:
             self._store.set("output", position)
             self._saved_position = position
 
+    # -- leases
+
+    def leases(self) -> list[dict[str, Any]]:
+        """What `save_leases` wrote last."""
+        return list(self._store.get("leases") or [])
+
+    def save_leases(self, record: list[dict[str, Any]]) -> bool | None:
+        """Write down what the next watcher would have to end. False: not now. None: a newer watcher has done so."""
+        try:
+            if not self.is_claimed():
+                return None
+            self._store.set("leases", record)
+        except ChannelError:
+            return False
+        return True
+
     # -- the store
 
     def _read(self) -> dict[str, Any]:

@@ -49,16 +49,19 @@ class ReplicaProgram:
         self._lease: Lease | None = None
         self._signs: ModelDirSigns | None = None
         self._no_device_since: float | None = None
+        host.leases.bind(memory.save_leases, log)
 
     # -- what an earlier watcher left
 
     def take_up(self) -> Change:
         """Adopt the program of this attempt, or remove what is here and stand ready as a new incarnation."""
         handle = self._host.runner.find(self._identity)
+        self._host.leases.inherit(self._memory.leases())
         if handle and self._memory.may_adopt(handle):
             return self._adopt(handle)
         if handle:
             self._clear_away(handle, "it belongs to an earlier attempt or try")
+        self._host.leases.end()
         if self._memory.next_incarnation():
             self._log(f"the last program of {self._identity.replica} was lost with its watcher; it counts as a start")
         address = self._hold_address(self._memory.address)
@@ -79,8 +82,10 @@ class ReplicaProgram:
 
     def remove_leftovers(self) -> None:
         """The job is over: nothing of an earlier watcher may stay."""
+        self._host.leases.inherit(self._memory.leases())
         if handle := self._host.runner.find(self._identity):
             self._clear_away(handle, "the job is over")
+        self._host.leases.end()
 
     def _clear_away(self, handle: Handle, why: str) -> None:
         self._log(f"a program of {self._identity.replica} is still here; {why}: stopping and removing it")
@@ -140,6 +145,7 @@ class ReplicaProgram:
 
     def _not_started(self, start: Start, reason: str, final: bool) -> Change:
         self._log(reason)
+        self._host.leases.end()
         end = Exit(code=NOT_STARTED, reason=reason)
         return {"status": Status.EXITED, "generation": start.generation, "end": end, "tail": (), "final": final}
 
@@ -154,7 +160,28 @@ class ReplicaProgram:
         if self._lease:
             self._lease.release()
 
+    # -- while it lives
+
+    def tend_secrets(self) -> None:
+        """Renew what its secrets live by; what had to be fetched anew replaces the program's files."""
+        renewed = self._host.leases.tend()
+        if renewed is None or self._follower.handle is None:
+            return
+        number = self._job.group_of(self._identity.replica).on_renewal
+        try:
+            self._host.runner.renew(self._follower.handle, renewed, number)
+        except RunnerError as error:
+            self._log(f"{error}; it is tried again")
+            return
+        self._host.leases.delivered()
+        names = ", ".join(file.name for file in renewed.files)
+        self._log(f"secret files replaced: {names}" + (f"; the program was told by {number}" if number else ""))
+
     # -- ending
+
+    def revoke_secrets(self) -> None:
+        """The program has ended: nobody uses any more what it was given."""
+        self._host.leases.end()
 
     def stand_ready(self) -> Change:
         """The program has ended and is to start again in place: hold the address, remove what is left.
@@ -190,6 +217,7 @@ class ReplicaProgram:
             self._log(f"stopping the program: {why}")
             end = self._follower.end(self._job.run_policy.termination_grace)
             self._log(f"stopped: {describe_end(end) if end else 'it does not end'}")
+        self._host.leases.end()
         self._follower.remove(ended is not None and ended.code != 0 and self._keeps_failed())
 
     def _find(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -72,6 +72,50 @@ class DeviceLease(Protocol):
         ...
 
 
+class Leases(Protocol):
+    """How long what the secrets grant is good for; see `secrets.custody`. No method raises for a Vault that is away."""
+
+    def bind(self, save: Callable[[list[dict[str, Any]]], bool | None], log: Callable[[str], None]) -> None:
+        """Where the record for the next watcher goes (False: not now, None: no longer), what a person should read."""
+        ...
+
+    def inherit(self, left: Sequence[dict[str, Any]]) -> None:
+        """Take over what an earlier watcher recorded."""
+        ...
+
+    def tend(self) -> SecretBundle | None:
+        """Renew what is due; files to replace, given again until `delivered`."""
+        ...
+
+    def delivered(self) -> None:
+        """The program has the new files."""
+        ...
+
+    def end(self) -> None:
+        """The program has ended, or is none of ours: revoke."""
+        ...
+
+
+class NoLeases:
+    """For a job without secrets."""
+
+    def bind(self, save: Callable[[list[dict[str, Any]]], bool | None], log: Callable[[str], None]) -> None:
+        """Nothing to record."""
+
+    def inherit(self, left: Sequence[dict[str, Any]]) -> None:
+        """Nothing is left."""
+
+    def tend(self) -> SecretBundle | None:
+        """Nothing to renew."""
+        return None
+
+    def delivered(self) -> None:
+        """Nothing was."""
+
+    def end(self) -> None:
+        """Nothing to revoke."""
+
+
 @dataclass(frozen=True)
 class Host:
     """What the watcher uses of the machine it runs on."""
@@ -80,6 +124,8 @@ class Host:
     secrets: Callable[[], SecretBundle]
     devices: Callable[[], DeviceLease | None]
     """Lease what this replica asked for, without waiting; None where it asked for none. Raises DeviceError."""
+    leases: Leases = field(default_factory=NoLeases)
+    """How long what `secrets` gave is good for."""
     inherited: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     name: str = field(default_factory=socket.gethostname)
 

@@ -22,7 +22,7 @@ from tf_operator.job_spec.rendered import RenderedJob
 from tf_operator.membership import Judgement, Phase, Status, Verdict
 from tf_operator.runners.base import Exit, SecretBundle
 from tf_operator.supervision import Host, Outcome, Watcher
-from tf_operator.watching import DeviceLease
+from tf_operator.watching import DeviceLease, Leases, NoLeases
 
 
 @dataclass
@@ -53,6 +53,7 @@ class Bench:
         self.output: list[str] = []
         self.logged: list[str] = []
         self.secrets: Callable[[], SecretBundle] = SecretBundle
+        self.leases: Leases = NoLeases()
         self.devices: Callable[[], DeviceLease | None] = lambda: None
 
     def watcher(self, attempt: str = "a1") -> Watcher:
@@ -60,6 +61,7 @@ class Bench:
             runner=self.runner,  # type: ignore[arg-type]
             secrets=lambda: self.secrets(),
             devices=lambda: self.devices(),
+            leases=self.leases,
             inherited={"PATH": "/bin", "VAULT_TOKEN": "no"},
             name="host-1",
         )

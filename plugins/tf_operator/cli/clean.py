@@ -8,10 +8,14 @@ from typing import Annotated
 
 import typer
 
-from tf_operator import settings
+from tf_operator import locks, settings
 from tf_operator.errors import RunnerError
-from tf_operator.runners.leftovers import Leftover, leftovers
+from tf_operator.runners.leftovers import Leftover, is_watched, leftovers
 from tf_operator.runners.leftovers import clean as remove
+from tf_operator.runners.run_folder import RunFolder
+
+SETTLED = 60.0
+"""Seconds after which a program has started for which leases were fetched: one that is starting is not watched yet."""
 
 
 def clean(
@@ -22,7 +26,7 @@ def clean(
     ] = False,
     keep_output: Annotated[bool, typer.Option("--keep-output", help="Leave the programs' output files.")] = False,
 ) -> None:
-    """List or remove what ended programs left: run folders, secret files, containers and networks.
+    """List or remove what ended programs left: run folders, secret files, containers and networks, leases.
 
     With --running also programs nobody watches.
     """
@@ -38,10 +42,43 @@ def clean(
         if yes:
             for line in clean_up(state_dir, wanted, keep_output):
                 typer.echo(line)
-    if not any(found for found, _ in places):
+    leases = _leases(state_dir, yes)
+    chosen += leases
+    if not leases and not any(found for found, _ in places):
         typer.echo(f"nothing is left in {state_dir}")
     elif chosen and not yes:
         typer.echo(f"{chosen} to remove; repeat with --yes")
+
+
+def _leases(state_dir: Path, yes: bool) -> int:
+    """What programs were granted whose watchers died: revoked through the connections of this environment."""
+    from tf_operator.secrets.ledger import ledgers
+
+    count = 0
+    for ledger in ledgers(state_dir):
+        if ledger.age() < SETTLED or _is_alive(state_dir, ledger.key):
+            continue
+        from tf_operator.secrets.custody import describe, end_left
+        from tf_operator.secrets.environment import login_environment
+
+        count += 1
+        who = ledger.identity()
+        typer.echo(f"{who}: {describe(ledger.read())} ({ledger.path})")
+        if yes:
+            end_left(ledger, login_environment, typer.echo)
+            if not ledger.path.exists():
+                typer.echo(f"revoked: leases of {who}")
+    return count
+
+
+def _is_alive(state_dir: Path, key: str) -> bool:
+    """Whether somebody watches, or a program lives that Airflow may yet adopt."""
+    for folder in (RunFolder(state_dir, key), RunFolder(state_dir / "docker", key)):
+        record = folder.record()
+        unended = record is not None and not folder.exit(record["start"])
+        if unended or is_watched(folder) or locks.is_held(folder.keeper_lock):
+            return True
+    return False
 
 
 def _docker(state_dir: Path) -> list[tuple[list[Leftover], Callable[[Path, list[Leftover], bool], list[str]]]]:

@@ -145,6 +145,7 @@ def _groups(job: TensorFlowJob, project_dir: Path) -> list[rendered.ReplicaGroup
                 command=_command(job, replica, runtime),
                 working_dir=_absolute(_working_dir(job.program, replica.program), project_dir),
                 env=_env(job.program, replica),
+                on_renewal=_on_renewal(job.program, replica.program),  # type: ignore[arg-type]
                 runtime=runtime,
                 cpus=None if replica.cpus is None else float(replica.cpus),
                 memory=None if replica.memory is None else units.memory_bytes(replica.memory),
@@ -166,6 +167,10 @@ def _command(job: TensorFlowJob, replica: Replica, runtime: rendered.RenderedRun
 
 def _working_dir(job: Program, own: Program | None) -> str:
     return (own.working_dir if own is not None else None) or job.working_dir or "."
+
+
+def _on_renewal(job: Program, own: Program | None) -> str | None:
+    return (own.on_renewal if own is not None else None) or job.on_renewal
 
 
 def _env(job: Program, replica: Replica) -> dict[str, str]:

@@ -62,6 +62,7 @@ class ReplicaGroup(_Data):
     command: list[str]
     working_dir: str
     env: dict[str, str] = Field(default_factory=dict)
+    on_renewal: Literal["SIGHUP", "SIGUSR1", "SIGUSR2"] | None = None
     runtime: RenderedRuntime = RenderedRuntime()
     cpus: float | None = None
     memory: int | None = None

@@ -107,6 +107,8 @@ class ReplicaOperator(BaseOperator):
         deadline = time.monotonic() + KILL_PATIENCE
         while watcher.alive() and time.monotonic() < deadline:
             time.sleep(0.1)
+        if not watcher.alive():
+            watcher.revoke_secrets()
         return f"ended from outside (the task became {state}): its program was told to stop"
 
     def _end(self, outcome: Outcome) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
-from tf_operator import airflow_io
+from tf_operator import airflow_io, settings
 from tf_operator.errors import JobError, RunnerError
 from tf_operator.host import runner_for
 from tf_operator.identity import ReplicaId
@@ -104,8 +104,19 @@ class CleanupOperator(BaseOperator):
                 runner.remove(handle, keep_output=plan.job.run_policy.clean_policy == "keep_failed")
             except (RunnerError, OSError) as error:
                 self.log.warning("%s: %s", replica, error)
+        for replica in plan.job.replicas if plan.job.secrets else ():
+            self._revoke(ref, replica)
         with contextlib.suppress(Exception):
             airflow_io.unregister_holder(plan.pool, ref)
+
+    def _revoke(self, ref: GroupRef, replica: ReplicaId) -> None:
+        """What a program that was ended from outside has been given; its watcher had no time to wait for its end."""
+        from tf_operator.secrets.airflow_login import login_airflow
+        from tf_operator.secrets.custody import end_left
+        from tf_operator.secrets.ledger import Ledger
+
+        ledger = Ledger(settings.state_dir(), ref.identity(replica).key)
+        end_left(ledger, login_airflow, lambda text: self.log.warning("%s: %s", replica, text))
 
     def _left(self, plan: Plan, ref: GroupRef, grace: float) -> Iterator[tuple[ReplicaId, Runner, Handle]]:
         for replica in plan.job.replicas:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from tf_operator.job_spec.rendered import RenderedSecret
 from tf_operator.secrets.faults import DeniedError, NotThereError, gone
-from tf_operator.secrets.kv import Location, api_path, first_reading, locate, pick, place
+from tf_operator.secrets.kv import NO_KV, Location, api_path, first_reading, locate, pick, place
 from tf_operator.secrets.session import PATIENCE, Login, Patience, VaultSession, sessions
+
+log = logging.getLogger(__name__)
 
 
 def check(refs: Sequence[RenderedSecret], login: Login, *, patience: float = PATIENCE) -> None:
@@ -26,6 +29,8 @@ def check(refs: Sequence[RenderedSecret], login: Login, *, patience: float = PAT
 
 def _check(ref: RenderedSecret, session: VaultSession) -> None:
     location = locate(ref, session)
+    if location.kv == NO_KV and ref.env:
+        log.warning("%s: env: %s: where its engine grants a lease, it ends with that; use file", place(ref), ref.env)
 
     def reading(kv: int, path: str) -> None:
         _check_capability(ref, session, api_path(location.mount, kv, path))
