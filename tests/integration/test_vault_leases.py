@@ -12,11 +12,14 @@ import hvac
 import pytest
 import requests
 from postgres_server import PostgresServer
+from typer.testing import CliRunner
 from vault_helpers import Json, database, leases, ref, wait_for
 
+from tf_operator.cli.main import app
 from tf_operator.errors import SecretError, SecretUnavailableError
 from tf_operator.identity import Identity, ReplicaId
 from tf_operator.runners.base import SecretBundle
+from tf_operator.runners.run_folder import RunFolder
 from tf_operator.secrets import VaultSession
 from tf_operator.secrets.custody import HAND_OVER, Custody, end_left
 from tf_operator.secrets.ledger import Ledger, ledgers
@@ -250,3 +253,26 @@ def test_what_may_not_be_ended_is_said(bench: Bench) -> None:
     (said,) = bench.logged
     assert "permission denied" in said and said.endswith("the lease is left to run out by itself")
     bench.server.client().sys.revoke_prefix(CREDS)
+
+
+def test_clean_lists_and_revokes_what_nobody_watches(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__TF_OPERATOR__STATE_DIR", str(bench.folder))
+    monkeypatch.setenv("VAULT_ADDR", bench.server.addr)
+    monkeypatch.setenv("VAULT_TOKEN", bench.server.token)
+    bench.custody(FILES).fetch()
+
+    def clean(*flags: str) -> str:
+        return CliRunner().invoke(app, ["clean", *flags]).output
+
+    assert "1 lease" not in clean("--yes"), "its program may be starting"
+    monkeypatch.setattr("tf_operator.cli.clean.SETTLED", 0.0)
+    folder = RunFolder(bench.folder, IDENTITY.key)
+    folder.create()
+    folder.write_record({"start": 1})
+    assert "1 lease" not in clean(), "its program lives, and may be adopted"
+    folder.forget(keep_output=False)
+    assert "job/run/train/worker-0: 1 lease: database/creds/reader" in clean()
+    assert len(bench.postgres.users()) == 1
+    assert "revoked: leases of job/run/train/worker-0" in clean("--yes")
+    bench.stored = []
+    bench.assert_nothing_left()

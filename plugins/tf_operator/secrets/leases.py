@@ -11,7 +11,7 @@ SHARE = 2 / 3
 SHORTEST = 1.0
 """Seconds: nothing is renewed more often."""
 ROUNDING = 1.0
-"""Seconds: servers tell durations in whole ones."""
+"""Seconds, and a tenth of the duration at most: servers tell durations in whole ones."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds to the next try while the server is away: doubled from the first to the longest."""
 
@@ -31,7 +31,8 @@ class Term:
         """A term that begins now. Less than `wanted` means that it nears its max TTL: renewing it adds nothing more."""
         wanted = duration if wanted is None else wanted
         due = now + max(duration * SHARE, SHORTEST)
-        return cls(now + duration, due, wanted, renewable and duration + ROUNDING >= wanted)
+        full = duration + min(ROUNDING, wanted / 10) >= wanted
+        return cls(now + duration, due, wanted, renewable and full)
 
 
 class Act(StrEnum):

@@ -37,6 +37,10 @@ def test_less_than_asked_for_means_max_ttl_is_near(duration: float, step: Step) 
     assert renewed.next(120.0 + max(duration * 2 / 3, 1.0) + 0.01) == step
 
 
+def test_a_second_of_a_few_is_no_rounding() -> None:
+    assert not tenure(lease=4.0).renewed("lease", 3.0, True, now=103.0).terms["lease"].renewable
+
+
 def test_the_max_ttl_of_a_lease_of_40_s_with_20_s_a_time() -> None:
     """The whole course: two renewals, then a new lease, before the old one ends."""
     course, now, acts = tenure(lease=20.0), 100.0, []
