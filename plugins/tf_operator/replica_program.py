@@ -56,7 +56,7 @@ class ReplicaProgram:
     def take_up(self) -> Change:
         """Adopt the program of this attempt, or remove what is here and stand ready as a new incarnation."""
         handle = self._host.runner.find(self._identity)
-        self._host.leases.inherit(self._memory.leases())
+        self._inherit_leases()
         if handle and self._memory.may_adopt(handle):
             return self._adopt(handle)
         if handle:
@@ -82,10 +82,14 @@ class ReplicaProgram:
 
     def remove_leftovers(self) -> None:
         """The job is over: nothing of an earlier watcher may stay."""
-        self._host.leases.inherit(self._memory.leases())
+        self._inherit_leases()
         if handle := self._host.runner.find(self._identity):
             self._clear_away(handle, "the job is over")
         self._host.leases.end()
+
+    def _inherit_leases(self) -> None:
+        if self._job.secrets:
+            self._host.leases.inherit(self._memory.leases())
 
     def _clear_away(self, handle: Handle, why: str) -> None:
         self._log(f"a program of {self._identity.replica} is still here; {why}: stopping and removing it")

@@ -57,7 +57,7 @@ class Bench:
         self.server, self.postgres, self.folder = server, postgres, folder
         self.clock, self.logged, self.stored = Clock(), list[str](), list[Json]()
         self.policy, self.ttl, self.makes_tokens = LEAST + ENDS_BY_ID, "10m", True
-        self.away = False
+        self.away: Exception | None = None
         self.accessors_before = self.accessors()
 
     def accessors(self) -> set[str]:
@@ -65,7 +65,7 @@ class Bench:
 
     def login(self, connection: str) -> VaultSession:
         if self.away:
-            raise SecretUnavailableError(f"connection {connection}: away")
+            raise self.away
         self.server.client().sys.create_or_update_policy("leases", self.policy)
         made = self.server.client().auth.token.create_orphan(policies=["default", "leases"], ttl=self.ttl)
         plain = requests.Session()
@@ -207,19 +207,20 @@ def test_a_fault_after_the_grant_leaves_nothing(bench: Bench) -> None:
     bench.assert_nothing_left()
 
 
+@pytest.mark.parametrize("trouble", [SecretUnavailableError("sealed"), ConnectionError("Airflow's API server")])
 def test_a_vault_that_is_away_at_the_end_leaves_a_record_for_the_next(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, trouble: Exception
 ) -> None:
     monkeypatch.setattr("tf_operator.secrets.custody.END_PATIENCE", 0)
     bench.custody(FILES).fetch()
     heir = bench.custody(FILES)
     heir.inherit(bench.stored)
-    bench.away = True
+    bench.away = trouble
     assert heir.tend() is None
     heir.end()
     assert "the next watcher or `tf-operator clean` will" in bench.logged[-1]
     assert len(bench.ledger.read()) == 1 and len(bench.postgres.users()) == 1
-    bench.away = False
+    bench.away = None
     end_left(bench.ledger, bench.login, bench.logged.append)
     bench.stored = []
     bench.assert_nothing_left()

@@ -11,6 +11,7 @@ from fakes import identity_of, make_job
 from watcher_bench import Bench
 
 from tf_operator.errors import RunnerError, SecretError
+from tf_operator.job_spec.rendered import RenderedSecret
 from tf_operator.membership import Phase, Verdict
 from tf_operator.runners.base import Exit, SecretBundle, SecretFile
 
@@ -54,7 +55,8 @@ def leases() -> FakeLeases:
 def bench(leases: FakeLeases) -> Bench:
     job = make_job()
     groups = [group.model_copy(update={"on_renewal": "SIGHUP"}) for group in job.groups]
-    made = Bench(job.model_copy(update={"groups": groups}))
+    secrets = [RenderedSecret(path="database/creds/reader", key="*", file="key")]
+    made = Bench(job.model_copy(update={"groups": groups, "secrets": secrets}))
     made.leases = leases
     return made
 

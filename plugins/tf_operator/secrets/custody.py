@@ -158,7 +158,16 @@ class Custody:
                     grant.session.close()
 
     def _open(self, connection: str) -> VaultSession:
-        made = self._login(connection)
+        made: Any = None
+        trouble = None
+        try:
+            made = self._login(connection)
+        except SecretError:
+            raise
+        except Exception as error:  # Airflow cannot be asked for the connection: no reason to leave a program alone
+            trouble = type(error).__name__
+        if trouble:
+            raise SecretUnavailableError(f"connection {connection}: it cannot be had now ({trouble})")
         return made if isinstance(made, VaultSession) else VaultSession(connection, made)
 
     def _fetch_anew(self, grant: Grant, names: Collection[str], now: float) -> None:
