@@ -172,6 +172,9 @@ def test_a_newer_watcher_keeps_its_record(bench: Bench) -> None:
     newer.inherit(bench.stored)
     record = bench.stored
     older.bind(lambda record: None, bench.logged.append)
+    bench.clock.ahead += 3600
+    assert older.tend() is None
+    assert len(bench.postgres.users()) == 1, "it gives the program nothing that nobody would end"
     older.end()
     assert bench.stored == record
     assert bench.ledger.read() == record

@@ -141,7 +141,8 @@ class Custody:
                 self._grants.append(grant)
             # On record at once: whatever happens next, somebody ends it.
             again(lambda: grant.look_up_token(self._clock()))
-            self._record()
+            if not self._record():
+                raise SecretError(f"secret {lease.path}: a newer watcher has {self._identity.replica}")
 
         try:
             return fetch(refs, session, again, granted).bundle
@@ -232,18 +233,20 @@ class Custody:
     def _all(self) -> list[Grant]:
         return [*self._grants, *(one.grant for one in self._replaced)]
 
-    def _record(self) -> None:
+    def _record(self) -> bool:
+        """Write down what there is to end, where that has changed. False where a newer watcher does so."""
         record = [grant.record for grant in self._all() if grant.leases]
         if record == self._saved and not self._unsaved:
-            return
+            return True
         saved = self._save(record)
         self._saved, self._unsaved = record, saved is False
         if saved is None:
-            return
+            return False
         try:
             self._ledger.write(self._identity, record)
         except OSError as error:
             self._log(f"leases are not on record on this host: {error}")
+        return True
 
 
 def _merged(old: SecretBundle | None, new: SecretBundle) -> SecretBundle:
