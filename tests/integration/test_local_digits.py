@@ -39,6 +39,7 @@ class DigitsBench(LocalBench):
         def look() -> list[str] | None:
             assert self.outcome is None or self.outcome.succeeded, self.outcome
             found = [match[0] for line in self.lines.get(name, []) if (match := re.search(pattern, line))]
+            assert self.outcome is None or len(found) >= times, f"the job ended before {name} printed {pattern}"
             return found if len(found) >= times else None
 
         found: list[str] = wait_until(f"{name} to print {pattern} {times} times", look, 150)
@@ -54,10 +55,10 @@ def steps(lines: list[str]) -> list[int]:
 
 def test_three_workers_train_and_heal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__TF_OPERATOR__STATE_DIR", str(tmp_path / "state"))
-    bench = DigitsBench(tmp_path, workers=3, epochs=14, step_delay=0.05)
+    bench = DigitsBench(tmp_path, workers=3, epochs=20, step_delay=0.05)
     with local_machine.readable_secrets(bench.render(), PROJECT, print):
         bench.start()
-        bench.said("chief-0", r"epoch 1/14")
+        bench.said("chief-0", r"epoch 1/20")
         bench.kill("worker-1")
         bench.said("worker-1", r"worker 1 serves", 2)
         assert len(bench.said("chief-0", r"first step")) == 1, "the chief goes on without it"
@@ -66,7 +67,7 @@ def test_three_workers_train_and_heal(tmp_path: Path, monkeypatch: pytest.Monkey
         outcome = bench.finish(200)
     assert outcome.succeeded, outcome.reason
     assert outcome.result["accuracy"] > 0.9
-    assert outcome.result["epochs"] == 14
+    assert outcome.result["epochs"] == 20
     assert len(restored) == 1
     done = steps(bench.lines["chief-0"])
     at = done.index(int(restored[0].split()[-1]))

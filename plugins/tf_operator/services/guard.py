@@ -148,10 +148,10 @@ def _signal(processes: Iterable[psutil.Process], number: int) -> None:
 
 
 def _say(event: dict[str, Any]) -> None:
-    # The launcher may be dead: its services still have to be ended.
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.write(json.dumps(event) + "\n")
-        sys.stdout.flush()
+    # The launcher may be dead: its services still have to be ended. Past `sys.stdout`, whose buffer would keep what
+    # nobody reads and turn it into exit code 120 at the very end.
+    with contextlib.suppress(OSError):
+        os.write(1, json.dumps(event).encode() + b"\n")
 
 
 def _commands(guard: Guard) -> None:

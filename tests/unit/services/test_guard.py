@@ -44,6 +44,8 @@ class Guarded:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
+            # As most people have it: with it, Python would keep nothing back.
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         )
         self.tell(json.dumps({"services": services, "order": [["stubborn"], ["plain"]], "cleanup": cleanup}))
 
