@@ -55,19 +55,19 @@ def steps(lines: list[str]) -> list[int]:
 
 def test_three_workers_train_and_heal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__TF_OPERATOR__STATE_DIR", str(tmp_path / "state"))
-    bench = DigitsBench(tmp_path, workers=3, epochs=20, step_delay=0.05)
+    bench = DigitsBench(tmp_path, workers=3, epochs=14, step_delay=0.05)
     with local_machine.readable_secrets(bench.render(), PROJECT, print):
         bench.start()
-        bench.said("chief-0", r"epoch 1/20")
+        bench.said("chief-0", r"epoch 1/14")
         bench.kill("worker-1")
-        bench.said("worker-1", r"worker 1 serves", 2)
+        bench.said("worker-1", r"worker-1 serves", 2)
         assert len(bench.said("chief-0", r"first step")) == 1, "the chief goes on without it"
         bench.kill("ps-0")
         restored = bench.said("chief-0", r"restored step \d+")
         outcome = bench.finish(200)
     assert outcome.succeeded, outcome.reason
     assert outcome.result["accuracy"] > 0.9
-    assert outcome.result["epochs"] == 20
+    assert outcome.result["epochs"] == 14
     assert len(restored) == 1
     done = steps(bench.lines["chief-0"])
     at = done.index(int(restored[0].split()[-1]))
