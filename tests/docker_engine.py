@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +46,26 @@ def wait_until(probe: Callable[[], Any], what: str, timeout: float = 30.0) -> An
 
 
 class DockerEngine:
-    """One dockerd. It needs root, Debian's docker.io, debootstrap, iproute2 and util-linux."""
+    """One dockerd. It needs root, Debian's docker.io, debootstrap, iproute2 and util-linux.
 
-    def __init__(self, live_restore: bool = False, data_size: str | None = None) -> None:
+    `gpus`: it takes device requests, as with NVIDIA's toolkit; what would bring the devices in does nothing.
+    `arguments`: more for its command line.
+    """
+
+    def __init__(
+        self,
+        live_restore: bool = False,
+        data_size: str | None = None,
+        gpus: bool = False,
+        arguments: Sequence[str] = (),
+    ) -> None:
         # Short, because the path of a socket may have 108 characters.
         self.root = Path(tempfile.mkdtemp(prefix="tfde-", dir="/tmp"))
         self.socket = self.root / "docker.sock"
         self.url = f"unix://{self.socket}"
         self.namespace = f"tfde{uuid.uuid4().hex[:8]}"
-        self.live_restore, self.data_size = live_restore, data_size
+        self.live_restore, self.data_size, self.gpus = live_restore, data_size, gpus
+        self.arguments = arguments
         self.process: subprocess.Popen[bytes] | None = None
         self._others: list[subprocess.Popen[bytes]] = []
         self._api: docker.APIClient | None = None
@@ -63,6 +76,11 @@ class DockerEngine:
         for name in ("data", "exec"):
             (self.root / name).mkdir()
         (self.root / "daemon.json").write_text("{}")
+        if self.gpus:
+            hook = self.root / "bin" / "nvidia-container-runtime-hook"
+            hook.parent.mkdir()
+            hook.write_text("#!/bin/sh\nexec cat >/dev/null\n")
+            hook.chmod(0o755)
         if self.data_size:
             run("mount", "-t", "tmpfs", "-o", f"size={self.data_size}", "tmpfs", str(self.root / "data"))
         run("ip", "netns", "add", self.namespace)
@@ -101,9 +119,10 @@ class DockerEngine:
         command = ["dockerd", "-H", self.url, "--data-root", f"{self.root}/data", "--exec-root", f"{self.root}/exec"]
         command += ["--pidfile", f"{self.root}/pid", "--config-file", f"{self.root}/daemon.json", "--bridge=none"]
         command += ["--cgroup-parent", f"/{self.root.name}", "--storage-driver", "overlay2"]
-        command += ["--live-restore"] if self.live_restore else []
+        command += [*(["--live-restore"] if self.live_restore else []), *self.arguments]
         with (self.root / "log").open("ab") as log:
-            self.process = self.inside(*command, stdout=log, stderr=log)
+            path = {"PATH": f"{self.root}/bin{os.pathsep}{os.environ['PATH']}"}
+            self.process = self.inside(*command, stdout=log, stderr=log, env=os.environ | path)
         wait_until(self._answers, f"dockerd to answer, see {self.root}/log", 60)
 
     def _answers(self) -> bool:
@@ -141,6 +160,11 @@ class DockerEngine:
         self._others.append(other)
         return other
 
+    def restart(self, number: int = signal.SIGTERM) -> None:
+        """End the daemon by a signal and start it again."""
+        self.end(number)
+        self.start()
+
     # -- what tests ask it
 
     @property
@@ -167,9 +191,21 @@ class DockerEngine:
         found: list[dict[str, Any]] = self.api.containers(all=True)
         return found
 
+    def image(self, tag: str, *lines: str) -> str:
+        """Build an image on the base image; `lines` are a Dockerfile's. Returns its name."""
+        text = "\n".join((f"FROM {IMAGE}", *lines, ""))
+        steps = self.api.build(fileobj=io.BytesIO(text.encode()), tag=tag, rm=True, decode=True, network_mode="none")
+        done = list(steps)
+        assert not any("error" in step for step in done), done[-1]
+        return tag
+
     def networks(self) -> list[str]:
         """Names of all but the engine's own."""
         return [net["Name"] for net in self.api.networks() if net["Name"] not in ("none", "host", "bridge")]
+
+    def left(self) -> list[str]:
+        """Names of the containers and networks that are there."""
+        return [*(one["Names"][0] for one in self.containers()), *self.networks()]
 
     # -- the end
 
@@ -224,13 +260,20 @@ def run(*command: str, timeout: float = 60) -> None:
 
 
 @contextlib.contextmanager
-def registry(engine: DockerEngine, port: int = 5000) -> Iterator[str]:
-    """Debian's docker-registry on the engine's loopback, which needs no TLS; gives its `host:port`."""
+def registry(engine: DockerEngine, port: int = 5000, login: tuple[str, str] | None = None) -> Iterator[str]:
+    """Debian's docker-registry on the engine's loopback, which needs no TLS; gives its `host:port`.
+
+    It keeps what it was given for as long as the engine lives. `login`: the user and password it asks for.
+    """
     config = engine.root / "registry.yml"
-    config.write_text(
+    text = (
         "version: 0.1\nstorage:\n  filesystem:\n"
         f"    rootdirectory: {engine.root}/registry\nhttp:\n  addr: 127.0.0.1:{port}\n"
     )
+    if login:
+        (engine.root / "htpasswd").write_text(f"{login[0]}:{_bcrypt(login[1])}\n")
+        text += f"auth:\n  htpasswd:\n    realm: tests\n    path: {engine.root}/htpasswd\n"
+    config.write_text(text)
     server = engine.beside("docker-registry", "serve", str(config))
     probe = ["nsenter", f"--net=/run/netns/{engine.namespace}", "python3", "-c"]
     probe.append(f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)")
@@ -242,3 +285,54 @@ def registry(engine: DockerEngine, port: int = 5000) -> Iterator[str]:
     finally:
         server.terminate()
         server.wait(20)
+
+
+def _bcrypt(password: str) -> str:
+    """The only hash the registry reads; the system's C library makes it."""
+    script = "import crypt, sys; print(crypt.crypt(sys.argv[1], crypt.mksalt(crypt.METHOD_BLOWFISH)))"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, password], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+class OtherMachine:
+    """A machine on a cable to the engine's host, which is its router to everywhere, so to the containers too."""
+
+    address = "10.213.7.2"
+    _host = "10.213.7.1"
+
+    def __init__(self, engine: DockerEngine) -> None:
+        self._engine = engine
+        self._namespace = f"tfom{uuid.uuid4().hex[:8]}"
+
+    def __enter__(self) -> OtherMachine:
+        name = self._namespace[4:]
+        run("ip", "netns", "add", self._namespace)
+        ours, theirs = ("ip", "-n", self._engine.namespace), ("ip", "-n", self._namespace)
+        run(*ours, "link", "add", f"h{name}", "type", "veth", "peer", "name", f"o{name}", "netns", self._namespace)
+        run(*ours, "addr", "add", f"{self._host}/24", "dev", f"h{name}")
+        run(*ours, "link", "set", f"h{name}", "up")
+        run(*theirs, "addr", "add", f"{self.address}/24", "dev", f"o{name}")
+        run(*theirs, "link", "set", f"o{name}", "up")
+        run(*theirs, "link", "set", "lo", "up")
+        run(*theirs, "route", "add", "default", "via", self._host)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        subprocess.run(["ip", "netns", "del", self._namespace], check=False, capture_output=True)
+
+    def runs(self, *command: str) -> subprocess.Popen[bytes]:
+        """Start a process on it."""
+        return subprocess.Popen(["nsenter", f"--net=/run/netns/{self._namespace}", *command])
+
+    def reaches(self, address: str, port: int) -> bool:
+        """Whether it gets a connection."""
+        script = f"import socket; socket.create_connection(({address!r}, {port}), 2)"
+        command = ["nsenter", f"--net=/run/netns/{self._namespace}", sys.executable, "-I", "-S", "-c", script]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def forward_policy(engine: DockerEngine, policy: str) -> None:
+    """DROP is what an engine sets that turned forwarding on itself; ACCEPT is left where it was on before."""
+    run("nsenter", f"--net=/run/netns/{engine.namespace}", "iptables", "-P", "FORWARD", policy)

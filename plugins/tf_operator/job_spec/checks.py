@@ -39,6 +39,7 @@ RUNTIME_KEYS = {
     "process": {"kind", "python"},
     "docker": {
         *("kind", "image", "user", "shm_size", "pull_policy", "mounts", "read_only", "ulimits", "docker_conn_id"),
+        "outbound",
     },
     "swarm": {"kind", "image", "user", "shm_size", "pull_policy", "mounts", "constraints"},
 }

@@ -1,4 +1,9 @@
-"""One private network per run: the fence around ports that have no authentication of their own."""
+"""One private network per run: the fence around ports that have no authentication of their own.
+
+It is internal: the engine itself drops what comes from anywhere else, whatever the host's own forwarding rules are. Who
+asks for `runtime.outbound` gets a second network beside it, with a way out; where TensorFlow listens there too, the
+host's FORWARD policy is the fence against other machines.
+"""
 
 from __future__ import annotations
 
@@ -34,22 +39,31 @@ def alone(state_dir: Path, job_key: str, who: object) -> Iterator[None]:
         os.close(descriptor)
 
 
-def ensure(engine: Engine, identity: Identity) -> str:
-    """The id of the run's network, made where missing. Call it `alone`, and fill it before letting go."""
+def ensure(engine: Engine, identity: Identity, outbound: bool = False) -> str:
+    """The id of the run's network, or of its way out, made where missing.
+
+    Call it `alone`, and fill it before letting go.
+    """
+    kind = "outbound" if outbound else "private"
 
     def ask(api: Client) -> str:
-        found = api.networks(filters=_ours(identity.job_key))
+        found = api.networks(filters={"label": [*_ours(identity.job_key)["label"], f"{LABEL}.network={kind}"]})
         if found:
             return str(found[0]["Id"])
-        name = network_name(identity)
-        made = api.create_network(name, driver="bridge", labels=job_labels(identity), check_duplicate=True)
+        made = api.create_network(
+            network_name(identity) + ("-out" if outbound else ""),
+            driver="bridge",
+            internal=not outbound,
+            labels=job_labels(identity) | {f"{LABEL}.network": kind},
+            check_duplicate=True,
+        )
         return str(made["Id"])
 
     return engine.call(f"{identity}: making the run's network", ask, patient=True)
 
 
 def remove_if_last(engine: Engine, job_key: str, state_dir: Path, who: object) -> bool:
-    """Remove the run's network unless a container of the run is left; True if that was done. Absence is normal."""
+    """Remove the run's networks unless a container of the run is left; True if that was done. Absence is normal."""
 
     def ask(api: Client) -> bool:
         if api.containers(all=True, filters=_ours(job_key), quiet=True):

@@ -36,6 +36,12 @@ def start_container(engine: Engine, state_dir: Path, launch: Launch, start: int,
         with docker_network.alone(state_dir, launch.identity.job_key, launch.identity):
             network = docker_network.ensure(engine, launch.identity)
             container = _create(engine, launch, config, host, network)
+            if docker_spec.options_of(launch).get("outbound"):
+                way_out = docker_network.ensure(engine, launch.identity, outbound=True)
+                engine.call(
+                    f"{launch.identity}: connecting it to the outside",
+                    lambda api: api.connect_container_to_network(container, way_out),
+                )
         _check_working_dir(engine, launch, container)
         engine.call(f"{launch.identity}: starting its container", lambda api: _start(api, container, script))
         found = Found(engine.call(f"{launch.identity}: inspect", lambda api: api.inspect_container(container)))
