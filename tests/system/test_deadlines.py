@@ -48,6 +48,7 @@ def test_active_deadline_and_stall_timeout(airflow: AirflowUnderTest, tmp_path: 
     airflow.write_job("too-long", job(tmp_path / "a", active_deadline="10s"), wait=False)
     airflow.write_job("stalls", job(tmp_path / "b", stall_timeout="5s", backoff_limit=1))
     stalls = airflow.trigger("stalls")
+    stalls.wait_running("chief-0")
     airflow.wait_dag("too-long", airflow.project / "configs" / "jobs" / "too-long.yaml")
     too_long = airflow.trigger("too-long")
 

@@ -28,7 +28,7 @@ def small_job(out: Path, *flags: str, **change: Any) -> dict[str, Any]:
 
 def test_c54_each_run_of_a_catch_up_has_a_model_dir_of_its_own(airflow: AirflowUnderTest, tmp_path: Path) -> None:
     start = (datetime.now(UTC) - timedelta(hours=4)).replace(minute=30, second=0, microsecond=0)
-    catch_up = {"schedule": "@hourly", "start_date": start.isoformat(), "catchup": True, "max_active_runs": 4}
+    catch_up = {"schedule": "@hourly", "start_date": start.isoformat(), "catchup": True, "max_active_runs": 2}
     file = airflow.write_job("hourly", small_job(tmp_path, "--sleep", "2", **catch_up))
     runs = wait_for(lambda: (found := airflow.api.runs("hourly"))[2:] and found, 60, "the runs of the last hours")
     folders = []
@@ -70,11 +70,11 @@ def test_c55_types_in_the_form(airflow: AirflowUnderTest, tmp_path: Path) -> Non
         with pytest.raises(ApiError, match=next(iter(refused))):
             airflow.trigger("form", **refused)
     unknown = airflow.trigger("form", spec={"replicas": {"worker": {"replicas": 4}}})
+    unknown.wait("failed", deadline=60)
     run = airflow.trigger("form", workers=3.0, tag="")
     run.wait("success", deadline=60)
     assert len([name for name in run.states() if name.startswith("worker-")]) == 3, "3.0 is the integer 3"
     assert starts(tmp_path, "worker-2")[0]["argv"][-2:] == ["--tag=", "--count=3"], "an empty text is a text"
-    unknown.wait("failed", deadline=60)
     assert "conf.spec" in unknown.log("plan") and "the job has no such param" in unknown.log("plan")
     assert began(unknown) == [], "before any replica"
 

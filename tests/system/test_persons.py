@@ -1,6 +1,6 @@
 """What each button of Airflow does to a job that runs: the table "A person" of docs/recovery.md, row by row.
 
-All jobs run at once in one Airflow, each as small as its row allows; every test acts on its own run.
+All jobs run beside each other in one Airflow, each as small as its row allows; every test acts on its own run.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class Jobs:
 
     def start(self, name: str) -> None:
         self.airflow.wait_dag(name, self.airflow.project / "configs" / "jobs" / f"{name}.yaml")
-        self._runs[name] = self.airflow.trigger(name)
+        run = self._runs[name] = self.airflow.trigger(name)
+        # One after the other: SQLite has cost a scheduler its life where many runs began at once.
+        wait_for(lambda: starts(self.out(name), "chief-0") or run.state == "failed", 90, f"{name} to run")
 
     def __getitem__(self, name: str) -> RunUnderTest:
         return self._runs[name]
@@ -97,8 +99,6 @@ def jobs(session_airflow: AirflowUnderTest, tmp_path_factory: pytest.TempPathFac
     made.write("group-cleared", program={"command": command}, retries=0)
     for name in NAMES:
         made.start(name)
-    for name in NAMES[1:]:
-        made[name].wait_running("chief-0", deadline=120)
     yield made
     made.pause("orphan", False)
     session_airflow.settle()
@@ -126,6 +126,7 @@ def test_a_replica_marked_failed(jobs: Jobs, orphan: psutil.Process) -> None:
 
 def test_a_replica_marked_success_is_no_green_run(jobs: Jobs) -> None:
     run = jobs["marked-success"]
+    run.wait_running("chief-0")
     run.mark_task("chief-0", "success")
     run.wait("failed", deadline=60)
     assert "chief-0: its task became success while the job was running: a person set it" in run.log("result")
