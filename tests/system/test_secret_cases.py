@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import AirflowUnderTest, wait_for
+from harness import AirflowUnderTest
 from probe_jobs import probe, probe_job, starts
 
 from tf_operator.services.openbao import DevOpenBao
@@ -65,7 +65,7 @@ def test_c44_a_sealed_vault_is_left_to_airflows_retry_and_nothing_starts_without
         job["replicas"] = {"chief": {"command": probe("--out", str(tmp_path))}}
         airflow.write_job("case-44", job)
         run = airflow.trigger("case-44")
-        wait_for(lambda: run.task("plan").state == "up_for_retry", 90, "plan to be left to Airflow's retry")
+        run.wait_task("plan", "up_for_retry", deadline=90)
         assert "is sealed; unseal it" in run.log("plan", 1)
         assert not starts(tmp_path, "chief-0")
         vault.client().sys.submit_unseal_key(vault.unseal_key)
