@@ -17,7 +17,7 @@ from probe_jobs import FOREVER, probe, starts
 
 pytestmark = pytest.mark.airflow
 
-SOON = 10.0
+SOON = 15.0
 """Seconds from the end of a job until its slots are free."""
 
 
@@ -47,17 +47,17 @@ def slots(run: RunUnderTest) -> int:
 def test_active_deadline_and_stall_timeout(airflow: AirflowUnderTest, tmp_path: Path) -> None:
     airflow.write_job("too-long", job(tmp_path / "a", active_deadline="10s"), wait=False)
     airflow.write_job("stalls", job(tmp_path / "b", stall_timeout="5s", backoff_limit=1))
-    stalls = airflow.trigger("stalls")
-    stalls.wait_running("chief-0")
     airflow.wait_dag("too-long", airflow.project / "configs" / "jobs" / "too-long.yaml")
+    stalls = airflow.trigger("stalls")
+    stalls.wait_running("chief-0", deadline=120)
     too_long = airflow.trigger("too-long")
 
-    too_long.wait("failed", deadline=90)
+    too_long.wait("failed", deadline=150)
     why = too_long.log("result")
     assert "active_deadline: the job ran for 1" in why and "allowed are 10 s" in why
     assert not slots(too_long)
 
-    stalls.wait("failed", deadline=90)
+    stalls.wait("failed", deadline=150)
     assert (
         "chief-0 gave no sign of life for 5 s (run_policy.stall_timeout);"
         " the job was started again 1 times, backoff_limit is 1 (run_policy.backoff_limit)"
@@ -89,7 +89,7 @@ def test_after_a_start_timeout_all_is_let_go_and_asked_for_again(airflow: Airflo
     airflow.write_job("patient", patient)
     with room_for_two_tasks(airflow):
         run = airflow.trigger("patient")
-        run.wait_task("cluster", "up_for_reschedule", deadline=90)
+        run.wait_task("cluster", "up_for_reschedule", deadline=150)
         assert not slots(run), "no GPU is held while it stays away"
         first = run.xcom("cluster", "cluster")
         assert not airflow.programs()
@@ -111,7 +111,7 @@ def test_a_start_timeout_without_another_try_is_red_at_once(airflow: AirflowUnde
     airflow.write_job("impatient", job(tmp_path, workers=2, start_timeout="8s", backoff_limit=0))
     with room_for_two_tasks(airflow):
         run = airflow.trigger("impatient")
-        run.wait("failed", deadline=90)
+        run.wait("failed", deadline=150)
     why = run.log("result")
     assert "start_timeout: not ready within 8 s: " in why and "are there executor slots for every replica?" in why
     assert not starts(tmp_path, "chief-0"), "nothing was started without the others"

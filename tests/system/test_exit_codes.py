@@ -19,7 +19,7 @@ ENDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "minus-one": ({"restart_policy": "exit_code", "retries": 1}, ["--exit", "255"]),
     "never-again": ({"restart_policy": "never"}, ["--signal", "SIGKILL"]),
     "too-much": ({"memory": "64MiB", "retries": 1}, ["--eat-memory", "200", "--sleep", "ever"]),
-    "term": ({}, ["--bind", "--sleep", "8"]),
+    "term": ({}, ["--bind", "--sleep", "15"]),
 }
 """Job → what its worker says in the job file, and how its program ends. The job's own policy is the other one."""
 
@@ -39,15 +39,16 @@ def runs(
             "run_policy": {"termination_grace": "5s", "orphan_timeout": "5m"},
         }
         session_airflow.write_job(name, job, wait=False)
-    found = {}
     for name in ENDS:
         session_airflow.wait_dag(name, session_airflow.project / "configs" / "jobs" / f"{name}.yaml")
+    found = {}
+    for name in ENDS:
         run, out = found[name] = session_airflow.trigger(name), folder / name
         if name == "term":
-            run.wait_running("worker-0")
+            run.wait_running("worker-0", deadline=120)
             run.kill("worker-0", signal.SIGTERM)
         # One after the other: SQLite has cost a scheduler its life where many runs began at once.
-        wait_for(lambda out=out: starts(out, "worker-0"), 60, f"{name} to run")
+        wait_for(lambda out=out: starts(out, "worker-0"), 120, f"{name} to run")
     yield found
     session_airflow.settle()
 
