@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from postgres_server import PostgresServer, binaries
+from vault_helpers import PROJECT
 
 from tf_operator.services.openbao import DevOpenBao
-
-PROJECT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")

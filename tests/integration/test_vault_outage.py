@@ -11,8 +11,7 @@ from typing import Any
 import hvac
 import pytest
 import requests
-from conftest import PROJECT
-from vault_helpers import Logins, chain, put, ref, wait_for
+from vault_helpers import PROJECT, Logins, chain, put, ref, wait_for
 
 from tf_operator.errors import SecretError, SecretUnavailableError
 from tf_operator.secrets import check, resolve

@@ -13,8 +13,7 @@ from pathlib import Path
 import hvac
 import psutil
 import pytest
-from conftest import PROJECT
-from vault_helpers import wait_for
+from vault_helpers import PROJECT, wait_for
 
 from tf_operator.services.openbao import DevOpenBao
 

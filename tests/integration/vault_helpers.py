@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import hvac
@@ -15,6 +16,7 @@ from tf_operator.secrets import VaultSession
 from tf_operator.services.openbao import DevOpenBao
 
 Json = dict[str, Any]
+PROJECT = Path(__file__).parents[2]
 
 
 class RecordingAdapter(hvac.adapters.JSONAdapter):
