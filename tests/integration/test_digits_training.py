@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PROJECT
 from cryptography.fernet import Fernet
 
 LIBC = ctypes.CDLL(None)
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 class HandMadeCluster:
