@@ -24,7 +24,8 @@ END = "#tf_operator:complete"
 # dash and ash understand all of it. The program is no background job: a shell would have it ignore SIGINT, and would
 # put other things on its standard input. The shell's own messages ("Killed") go to /dev/null, the program's do not.
 # `trap :` and not `trap ''`: what is ignored stays ignored in the program. The watchdog counts its own naps: no clock
-# that is set can fool it.
+# that is set can fool it. Under WSL there is one device file for all GPUs, so that their number tells nothing; nor does
+# it on a host without a driver, whose engine takes requests for devices all the same.
 ENTRY = r"""
 exec 3>&2 2>/dev/null
 tell() { printf '%s %s\n' "$tf_mark" "$1" >&3; }
@@ -76,6 +77,13 @@ cd "$tf_dir" || { tell "fault cannot enter working_dir $tf_dir"; exit 125; }
 case $1 in */*) [ -f "$1" ] && found=$1 ;; esac
 [ -n "$found" ] || { tell "fault command not found: $1"; exit 127; }
 [ -x "$found" ] || { tell "fault cannot execute $1: permission denied"; exit 126; }
+tf_seen=0
+for p in /dev/nvidia[0-9]*; do [ -e "$p" ] && tf_seen=$((tf_seen + 1)); done
+[ -e /proc/driver/nvidia/version ] || [ "$tf_seen" -gt 0 ] || tf_gpus=0
+[ "$tf_seen" -eq "$tf_gpus" ] || [ -e /dev/dxg ] || {
+  tell "fault given $tf_gpus GPUs, but the container has $tf_seen: look at the engine's runtime"
+  exit 125
+}
 trap 'term=1' TERM
 unset PWD OLDPWD SHLVL TINI_KILL_PROCESS_GROUP
 ( read -r tf_pid tf_rest </proc/self/stat; echo "$tf_pid" >"$tf_home/pid"; exec "$@" 2>&3 3>&- )
@@ -93,6 +101,7 @@ def hand_over(launch: Launch, mark: str, kill_after: float) -> bytes:
         f"tf_mark={_quote(mark)}",
         f"tf_home={HOME}",
         f"tf_dir={_quote(launch.working_dir)}",
+        f"tf_gpus={len(launch.devices)}",
         f"tf_nap={nap:g}",
         f"tf_naps={max(2, round(launch.orphan_timeout / nap))}",
         f"tf_kill={max(1, round(kill_after / nap))}",

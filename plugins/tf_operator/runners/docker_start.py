@@ -5,24 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from docker.errors import NotFound
 
 from tf_operator.errors import LaunchError, RunnerError
-from tf_operator.runners import docker_entry, docker_network, docker_spec
+from tf_operator.runners import docker_devices, docker_entry, docker_network, docker_spec
 from tf_operator.runners.base import Launch
 from tf_operator.runners.docker_container import Found
 from tf_operator.runners.docker_engine import Client, Engine
-
-_HOLD = (
-    "import os,select,sys; os.fork() and os._exit(0)\n"
-    "p = select.poll(); p.register(int(sys.argv[1]), select.POLLIN); p.poll()"
-)
 
 
 def start_container(engine: Engine, state_dir: Path, launch: Launch, start: int, kill_after: float) -> Found:
@@ -43,9 +35,14 @@ def start_container(engine: Engine, state_dir: Path, launch: Launch, start: int,
                     lambda api: api.connect_container_to_network(container, way_out),
                 )
         _check_working_dir(engine, launch, container)
-        engine.call(f"{launch.identity}: starting its container", lambda api: _start(api, container, script))
-        found = Found(engine.call(f"{launch.identity}: inspect", lambda api: api.inspect_container(container)))
-        _hold_devices(engine, launch, found)
+
+        def look() -> Found:
+            return Found(engine.call(f"{launch.identity}: inspect", lambda api: api.inspect_container(container)))
+
+        with docker_devices.held(launch, container, lambda pid: look().pid == pid) as tell:
+            engine.call(f"{launch.identity}: starting its container", lambda api: _start(api, container, script))
+            found = look()
+            tell(found.pid)
         return found
     except BaseException as error:
         _undo(engine, state_dir, launch, container)
@@ -134,37 +131,3 @@ def give_model_dir(launch: Launch) -> None:
             with contextlib.suppress(FileNotFoundError):
                 if entry.lstat().st_uid == 0:
                     os.lchown(entry, uid, gid)
-
-
-def _hold_devices(engine: Engine, launch: Launch, found: Found) -> None:
-    """A process that only waits for the container's end holds the devices' locks: nothing of ours lives as long."""
-    if not launch.device_fds or found.pid is None:
-        return
-    try:
-        watch = os.pidfd_open(found.pid)
-    except OSError as error:
-        raise RunnerError(
-            f"{launch.identity}: the devices' locks cannot be tied to the container ({error}): GPUs need an engine on"
-            " this host, and a worker that sees its processes"
-        ) from error
-    try:
-        # Still the same process, so the descriptor is not somebody else's.
-        now = engine.call(f"{launch.identity}: inspect", lambda api: api.inspect_container(found.id))
-        if now["State"]["Pid"] == found.pid:
-            _hold(watch, launch.device_fds)
-    finally:
-        os.close(watch)
-
-
-def _hold(watch: int, fds: Sequence[int]) -> None:
-    subprocess.run(
-        [sys.executable, "-I", "-S", "-c", _HOLD, str(watch)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        env={},
-        start_new_session=True,
-        pass_fds=(watch, *fds),
-        check=True,
-    )
