@@ -22,8 +22,8 @@ os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
 
 @pytest.fixture(scope="session")
 def docker_engine() -> Iterator[DockerEngine]:
-    """A real Docker engine with the base image, for the whole session."""
+    """A real Docker engine with the base image, for the whole session. It takes requests for GPUs."""
     from docker_engine import DockerEngine
 
-    with DockerEngine() as engine:
+    with DockerEngine(gpus=True) as engine:
         yield engine.with_base_image()

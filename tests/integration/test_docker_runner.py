@@ -102,13 +102,15 @@ def test_the_model_dir_belongs_to_the_program(kit: DockerKit, tmp_path: Path) ->
     assert (model / ".tf_operator/results/r.json").read_text() == "1\n"
 
 
-def test_devices_are_asked_for_by_id_and_held_as_long_as_the_container_lives(kit: DockerKit, tmp_path: Path) -> None:
-    # There is no such device here: the request is what the engine got.
-    launch = kit.launch("--sleep", "long", devices=("GPU-1", "GPU-3"))
-    with pytest.raises(RunnerError, match="device driver"):
-        kit.runner.start(launch, kit.runner.reserve(launch.identity, None))
-    assert kit.engine.containers() == []
-    assert kit.engine.networks() == []
+def test_c40_devices_are_asked_for_by_id_and_held_as_long_as_the_container_lives(
+    kit: DockerKit, tmp_path: Path
+) -> None:
+    two = kit.start("--print", "env:NVIDIA_VISIBLE_DEVICES", devices=("GPU-1", "GPU-3"), identity=kit.identity("ps"))
+    (request,) = inspect(kit, two)["HostConfig"]["DeviceRequests"]
+    assert (request["DeviceIDs"], request["Count"]) == (["GPU-1", "GPU-3"], 0)
+    assert request["Capabilities"] == [["gpu"]]
+    kit.wait(two)
+    assert kit.output(two) == b"NVIDIA_VISIBLE_DEVICES=GPU-1,GPU-3\n"
     lock = locks.acquire(tmp_path / "device")
     assert lock is not None
     handle = kit.start("--sleep", "long", device_fds=(lock,))
@@ -125,36 +127,6 @@ def test_memory_of_a_child_is_told_too(kit: DockerKit) -> None:
     end = kit.wait(handle)
     assert (end.code, end.oom_limit) == (5, None)
     assert f"limit {64 << 20}" in str(end.reason)
-
-
-# -- the network is the fence
-
-
-def test_peers_reach_each_other_by_name_and_nobody_else_does(kit: DockerKit) -> None:
-    serve = "import http.server as h; h.HTTPServer(('', 2222), h.SimpleHTTPRequestHandler).serve_forever()"
-    ask = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).status)"
-    server = kit.start("python3", "-c", serve, identity=kit.identity("ps"))
-    try_once = f"for i in $(seq 50); do python3 -c '{ask}' http://ps-0:2222 && exit 0; sleep .2; done; exit 1"
-    assert kit.wait(kit.start("sh", "-c", try_once)).code == 0
-    networks = inspect(kit, server)["NetworkSettings"]["Networks"]
-    (address,) = [network["IPAddress"] for network in networks.values()]
-    # Another run of the same job, by name and by address; a container on no network of ours; nobody at all published.
-    other = kit.start("python3", "-c", ask, f"http://{address}:2222", identity=kit.identity("worker", run="other"))
-    assert kit.wait(other, 30).code == 1
-    assert b"timed out" in kit.output(other)
-    named = kit.start("python3", "-c", ask, "http://ps-0:2222", identity=kit.identity("chief", run="other"))
-    assert kit.wait(named, 40).code == 1
-    assert inspect(kit, server)["NetworkSettings"]["Ports"] in ({}, None)
-    assert len(kit.engine.networks()) == 2
-
-
-def test_the_network_goes_with_the_last_container_of_the_run(kit: DockerKit) -> None:
-    first, second = kit.start("--exit", "0"), kit.start("--exit", "0", identity=kit.identity("ps"))
-    kit.wait(first), kit.wait(second)
-    kit.runner.remove(first)
-    assert len(kit.engine.networks()) == 1
-    kit.runner.remove(second)
-    assert kit.engine.networks() == []
 
 
 # -- secrets
@@ -220,7 +192,7 @@ def test_masks_can_come_from_where_the_secrets_come_from(kit: DockerKit) -> None
 # -- whose container it is (C-28)
 
 
-def test_a_strangers_container_with_our_name_is_left_alone(kit: DockerKit) -> None:
+def test_c28_a_strangers_container_with_our_name_is_left_alone(kit: DockerKit) -> None:
     name = f"tfop-{kit.identity().key}"
     stranger = kit.engine.api.create_container(IMAGE, ["sleep", "600"], name=name)["Id"]
     kit.engine.api.start(stranger)
@@ -232,7 +204,7 @@ def test_a_strangers_container_with_our_name_is_left_alone(kit: DockerKit) -> No
     assert kit.wait(kit.start("--exit", "6")).code == 6
 
 
-def test_a_stale_container_of_ours_makes_way(kit: DockerKit) -> None:
+def test_c28_a_stale_container_of_ours_makes_way(kit: DockerKit) -> None:
     first = kit.start("--print", "text:first", "--exit", "1")
     kit.wait(first)
     # Also one whose starter died in the middle.
@@ -298,7 +270,7 @@ def run_once(kit: DockerKit, command: str, code: int) -> None:
 
 
 @pytest.mark.parametrize(("command", "code"), [("true", 0), ("false", 1), ("no-such-program", 127)])
-def test_a_container_that_exits_at_once(kit: DockerKit, command: str, code: int) -> None:
+def test_c30_a_container_that_exits_at_once(kit: DockerKit, command: str, code: int) -> None:
     for _ in range(3):
         run_once(kit, command, code)
     for number in range(3):
@@ -316,7 +288,7 @@ def usage(engine: DockerEngine) -> int:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("command", "code"), [("true", 0), ("false", 1), ("no-such-program", 127)])
-def test_fifty_times_at_once_and_nothing_is_left(kit: DockerKit, command: str, code: int) -> None:
+def test_c30_c38_fifty_times_at_once_and_nothing_is_left(kit: DockerKit, command: str, code: int) -> None:
     run_once(kit, command, code)
     before = usage(kit.engine)
     for _ in range(50):
@@ -327,7 +299,7 @@ def test_fifty_times_at_once_and_nothing_is_left(kit: DockerKit, command: str, c
     assert [path for path in kit.state_dir.rglob("*") if path.is_file() and "locks" not in path.parts] == []
 
 
-def test_a_progress_bar_ends_in_the_log_and_so_does_the_line_after_it(kit: DockerKit) -> None:
+def test_c32_a_progress_bar_ends_in_the_log_and_so_does_the_line_after_it(kit: DockerKit) -> None:
     handle = kit.start("--print", "tqdm")
     assert kit.wait(handle) == Exit(code=0)
     assert kit.output(handle).endswith(b"200/200\nprobe: training done\n")
