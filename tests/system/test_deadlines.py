@@ -107,6 +107,7 @@ def test_after_a_start_timeout_all_is_let_go_and_asked_for_again(airflow: Airflo
     assert {name: run.task(name).try_number for name in names} == dict.fromkeys(names, 1), "no try is spent"
 
 
+@pytest.mark.long
 def test_a_start_timeout_without_another_try_is_red_at_once(airflow: AirflowUnderTest, tmp_path: Path) -> None:
     airflow.write_job("impatient", job(tmp_path, workers=2, start_timeout="8s", backoff_limit=0))
     with room_for_two_tasks(airflow):

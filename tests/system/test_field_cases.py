@@ -26,6 +26,7 @@ def small_job(out: Path, *flags: str, **change: Any) -> dict[str, Any]:
     } | change
 
 
+@pytest.mark.long
 def test_c54_each_run_of_a_catch_up_has_a_model_dir_of_its_own(airflow: AirflowUnderTest, tmp_path: Path) -> None:
     start = (datetime.now(UTC) - timedelta(hours=4)).replace(minute=30, second=0, microsecond=0)
     catch_up = {"schedule": "@hourly", "start_date": start.isoformat(), "catchup": True, "max_active_runs": 2}
