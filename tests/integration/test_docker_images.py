@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -12,10 +11,11 @@ from typing import Any
 
 import pytest
 from contract.docker_kit import DockerKit
-from docker_engine import IMAGE, DockerEngine, registry
+from docker_engine import DockerEngine, registry
 
 from tf_operator.errors import EngineUnavailableError, ImageError, LaunchError, RunnerError
 from tf_operator.runners.base import Exit
+from tf_operator.runners.docker import DockerRunner
 from tf_operator.runners.docker_engine import Engine, reach
 from tf_operator.runners.docker_images import ensure_image
 
@@ -35,19 +35,9 @@ def use(image: str, policy: str | None = None) -> dict[str, Any]:
     return {"runtime": {"image": image, "options": {"pull_policy": policy}}}
 
 
-def small_image(engine: DockerEngine, name: str) -> None:
-    """A layer that exists nowhere else, on top of nothing."""
-    text = f'FROM {IMAGE}\nRUN echo "{name}" >/own\n'
-    done = list(
-        engine.api.build(fileobj=io.BytesIO(text.encode()), tag=name, rm=True, decode=True, network_mode="none")
-    )
-    assert not any("error" in step for step in done), done[-1]
-
-
-def test_an_image_that_only_a_registry_has_is_pulled(kit: DockerKit) -> None:
+def test_c35_an_image_that_only_a_registry_has_is_pulled(kit: DockerKit) -> None:
     with registry(kit.engine) as host:
-        name = f"{host}/team/digits:1"
-        small_image(kit.engine, name)
+        name = kit.engine.image(f"{host}/team/digits:1", f'RUN echo "{host}/team/digits:1" >/own')
         assert not any("error" in step for step in kit.engine.api.push(name, stream=True, decode=True))
         kit.engine.api.remove_image(name)
         handle = kit.start("cat", "/own", **use(name))
@@ -62,6 +52,33 @@ def test_an_image_that_only_a_registry_has_is_pulled(kit: DockerKit) -> None:
             kit.start("true", identity=kit.identity("chief"), **use(wanted, policy))
         assert not isinstance(raised.value, ImageError)
     assert {one["Labels"]["tf_operator.role"] for one in kit.engine.containers()} == {"worker"}
+    kit.engine.api.remove_image(name, force=True)
+
+
+LOGIN = ("trainer", "S3cr3t-registry-login")
+
+
+def test_a_registry_that_asks_who_it_is_gets_the_connections_login(
+    kit: DockerKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with registry(kit.engine, login=LOGIN) as host:
+        name = kit.engine.image(f"{host}/team/closed:1", "RUN echo closed >/own")
+        auth = {"username": LOGIN[0], "password": LOGIN[1]}
+        assert not any(
+            "error" in step for step in kit.engine.api.push(name, stream=True, decode=True, auth_config=auth)
+        )
+        kit.engine.api.remove_image(name)
+        with pytest.raises(
+            ImageError, match=rf"pulling image {name}: .*may not be pulled: .*no basic auth credentials"
+        ):
+            kit.start("true", **use(name))
+        monkeypatch.setenv("AIRFLOW_CONN_TEAM_REGISTRY", f"docker://{LOGIN[0]}:{LOGIN[1]}@{host}")
+        kit.runner.close()
+        kit.runner = DockerRunner(kit.state_dir, kit.engine.url, conn_id="team_registry")
+        handle = kit.start("cat", "/own", **use(name))
+        assert kit.wait(handle) == Exit(code=0)
+        assert kit.output(handle) == b"closed\n"
+        assert LOGIN[1] not in str(kit.engine.api.inspect_container(handle.data["container"]))
     kit.engine.api.remove_image(name, force=True)
 
 
@@ -130,7 +147,32 @@ def filled(folder: Path) -> Iterator[None]:
         file.unlink()
 
 
-def test_a_full_data_root_is_told_with_its_place_and_nothing_stays(tmp_path: Path, small_engine: DockerEngine) -> None:
+def test_a_host_without_gpu_support_is_told(tmp_path: Path, small_engine: DockerEngine) -> None:
+    kit = DockerKit(tmp_path, small_engine)
+    with pytest.raises(RunnerError, match="device driver"):
+        kit.start("true", devices=("GPU-1",))
+    assert kit.engine.left() == []
+    kit.close()
+
+
+def test_c38_a_pull_into_a_full_data_root_is_told(tmp_path: Path, small_engine: DockerEngine) -> None:
+    kit = DockerKit(tmp_path, small_engine)
+    with registry(small_engine, port=5001) as host:
+        name = small_engine.image(f"{host}/team/large:1", "RUN head -c 20000000 /dev/urandom >/own")
+        assert not any("error" in step for step in small_engine.api.push(name, stream=True, decode=True))
+        small_engine.api.remove_image(name)
+        said = rf"worker-0: pulling image {name}: .*no space left on device"
+        with filled(small_engine.root / "data"), pytest.raises(RunnerError, match=said) as raised:
+            kit.start("true", **use(name))
+        assert not isinstance(raised.value, ImageError), "it may be had once there is room"
+        assert kit.wait(kit.start("true", **use(name))) == Exit(code=0)
+    kit.close()
+    small_engine.api.remove_image(name, force=True)
+
+
+def test_c38_a_full_data_root_is_told_with_its_place_and_nothing_stays(
+    tmp_path: Path, small_engine: DockerEngine
+) -> None:
     kit = DockerKit(tmp_path, small_engine)
     with filled(small_engine.root / "data"):
         with pytest.raises(
@@ -143,7 +185,7 @@ def test_a_full_data_root_is_told_with_its_place_and_nothing_stays(tmp_path: Pat
     kit.close()
 
 
-def test_a_full_data_root_while_it_runs_does_not_decide_its_end(tmp_path: Path, small_engine: DockerEngine) -> None:
+def test_c38_a_full_data_root_while_it_runs_does_not_decide_its_end(tmp_path: Path, small_engine: DockerEngine) -> None:
     kit = DockerKit(tmp_path, small_engine)
     go_on = tmp_path / "go-on"
     handle = kit.start("--print", "text:before", "--wait-file", str(go_on), "--exit", "3")
@@ -156,7 +198,7 @@ def test_a_full_data_root_while_it_runs_does_not_decide_its_end(tmp_path: Path, 
     kit.close()
 
 
-def test_a_full_work_dir_is_told_and_the_retry_runs(tmp_path: Path, docker_engine: DockerEngine) -> None:
+def test_c38_a_full_work_dir_is_told_and_the_retry_runs(tmp_path: Path, docker_engine: DockerEngine) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)

@@ -9,8 +9,16 @@ from tf_operator.errors import EngineUnavailableError, ImageError, RunnerError
 from tf_operator.job_spec.rendered import RenderedJob
 from tf_operator.runners.docker_engine import Client, Engine, engine_url
 
-_NEVER = ("manifest unknown", "not found", "does not exist", "invalid reference", "name unknown", "denied")
-_LATER = ("refused", "timeout", "timed out", "no such host", "unreachable", "reset", "eof", "tls", "502", "503")
+# Long enough not to be a part of somebody's image name, which is in the engine's message too.
+_NEVER = (
+    *("manifest unknown", "not found", "does not exist", "invalid reference", "name unknown"),
+    *("access denied", "denied:", "no basic auth credentials", "unauthorized", "authentication required"),
+)
+_LATER = (
+    *("connection refused", "i/o timeout", "timed out", "timeout exceeded", "handshake timeout", "deadline exceeded"),
+    *("no such host", "unreachable", "connection reset", ": eof", "502 bad gateway", "503 service unavailable"),
+    *("server misbehaving", "temporary failure", "toomanyrequests", "429 too many requests"),
+)
 
 
 def ensure_image(engine: Engine, image: str, policy: str | None, who: object) -> None:
@@ -72,14 +80,15 @@ def _pull(engine: Engine, image: str, who: object) -> None:
             raise
         fault = _words(error.__cause__)
     if fault is not None:
-        raise _explain(fault, doing)
+        raise explain(fault, doing)
 
 
 def _words(error: APIError) -> str:
     return " ".join(str(error.explanation or error).split())
 
 
-def _explain(fault: str, doing: str) -> RunnerError:
+def explain(fault: str, doing: str) -> RunnerError:
+    """The engine's words about a pull as an error: ImageError where this name cannot be had."""
     low = fault.lower()
     if "no space left on device" in low:
         return RunnerError(f"{doing}: no space left on device: free space in the engine's data root ({fault})")

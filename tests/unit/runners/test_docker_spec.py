@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tf_operator.errors import LaunchError
+from tf_operator.errors import ImageError, LaunchError
 from tf_operator.identity import Identity, ReplicaId
-from tf_operator.runners import docker_entry, docker_spec
+from tf_operator.runners import docker_entry, docker_images, docker_spec
 from tf_operator.runners.base import Exit, Launch, SecretBundle, SecretFile
 from tf_operator.runners.docker_end import end_of
 
@@ -116,3 +116,25 @@ def test_secrets_survive_the_shell(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
 )
 def test_ends(state: dict[str, Any], more: dict[str, Any], expected: Exit) -> None:
     assert end_of(state, limit=64, **more) == expected
+
+
+@pytest.mark.parametrize(
+    ("fault", "final"),
+    [
+        ("manifest for r:5020/team/tls-eof:503 not found: manifest unknown: manifest unknown", True),
+        ("pull access denied for refused/reset, repository does not exist or may require 'docker login'", True),
+        ("Get http://r:5020/v2/team/closed/manifests/1: no basic auth credentials", True),
+        ("Error response from daemon: unauthorized: authentication required", True),
+        ("Get https://r/v2/: dial tcp 10.0.0.1:443: connect: connection refused", False),
+        ("Get https://r/v2/: dial tcp: lookup r: no such host", False),
+        ("Get https://r/v2/: net/http: TLS handshake timeout", False),
+        ("Get https://r/v2/: net/http: request canceled (Client.Timeout exceeded while awaiting headers)", False),
+        ("received unexpected HTTP status: 503 Service Unavailable", False),
+        ("toomanyrequests: You have reached your pull rate limit", False),
+        ("unexpected EOF of another kind", False),
+    ],
+)
+def test_c35_what_cannot_be_pulled_ever_is_told_apart_from_what_cannot_be_pulled_now(fault: str, final: bool) -> None:
+    error = docker_images.explain(fault, "worker-0: pulling image i:1")
+    assert isinstance(error, ImageError) is final
+    assert str(error).startswith("worker-0: pulling image i:1: ") and fault in str(error)
