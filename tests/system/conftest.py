@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from harness import AirflowUnderTest, make_project
+from docker_engine import DockerEngine
+from harness import AirflowUnderTest, make_project, wait_for
 
 from tf_operator.services.openbao import DevOpenBao
 
@@ -39,3 +40,12 @@ def airflow(session_airflow: AirflowUnderTest) -> Iterator[AirflowUnderTest]:
     """The session's Airflow; what the test leaves unfinished is ended."""
     yield session_airflow
     session_airflow.settle()
+
+
+@pytest.fixture
+def docker_airflow(airflow: AirflowUnderTest, docker_engine: DockerEngine) -> Iterator[AirflowUnderTest]:
+    """The session's Airflow on the session's Docker engine; nothing may be left on it."""
+    airflow.use_engine(docker_engine.socket)
+    yield airflow
+    airflow.settle()
+    wait_for(lambda: not docker_engine.left(), 60, lambda: f"the engine to be empty: {docker_engine.left()}")

@@ -20,6 +20,8 @@ after each test its unfinished runs are marked failed and its programs must be g
     airflow.dump_db(), airflow.files()                   # everything on disk, for a search
     airflow.cli("dags", "trigger", ...)                  # an `airflow` command in its environment
     run.mark("failed"), run.mark_task("worker-1", "failed"), run.clear(), run.clear_task("worker-1"), run.pid("ps-0")
+    run.watcher("worker-1")                              # the Airflow task process; its parent is its supervisor
+    airflow.use_engine(engine.socket)                    # where docker jobs run
     wait_for(lambda: ..., deadline, "what")              # for anything else
 """
 
@@ -80,7 +82,10 @@ class AirflowUnderTest:
         self.state_dir = folder / "state"
         self.openbao = openbao
         connections = {"vault_default": openbao.airflow_connection_uri()} if openbao else {}
-        options = {"profile": "short", "gpus": "4", "connections": connections} | setup
+        # A link, so that Airflow need not be started anew for each engine.
+        self._docker_socket = folder / "docker.sock"
+        settings = {"tf_operator.docker_url": f"unix://{self._docker_socket}"} | setup.pop("options", {})
+        options = {"profile": "short", "gpus": "4", "connections": connections, "options": settings} | setup
         self.airflow = Airflow(Setup(home=self.home, project=self.project, state_dir=self.state_dir, **options))
         self._seen: set[tuple[str, str]] = set()
 
@@ -92,6 +97,11 @@ class AirflowUnderTest:
     def pid(self, component: str) -> int:
         """The process id of `api-server`, `scheduler`, `dag-processor` or `triggerer`."""
         return self.airflow.pid(component)
+
+    def use_engine(self, socket: Path) -> None:
+        """Docker jobs run on the engine that serves this socket from now on."""
+        self._docker_socket.unlink(missing_ok=True)
+        self._docker_socket.symlink_to(socket)
 
     # DAGs
 
@@ -327,6 +337,11 @@ class RunUnderTest:
         found: int = self.member(name)["pid"]
         return found
 
+    def watcher(self, name: str) -> psutil.Process:
+        """The Airflow task process that watches a replica; its parent is its supervisor."""
+        mark = f"worker -- {self.task(name).raw['id']}"
+        return next(process for process in psutil.process_iter() if mark in " ".join(_argv(process)))
+
     def kill(self, name: str, number: int = signal.SIGKILL) -> int:
         """Send the replica's program a signal; its process id."""
         pid = self.pid(name)
@@ -355,6 +370,13 @@ class RunUnderTest:
     def text(self) -> str:
         """Everything the API tells of the run, for a search or a message."""
         return json.dumps([dict(task.raw) for task in self.tasks()])
+
+
+def _argv(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def _names(task: TaskState) -> set[str]:
