@@ -252,6 +252,14 @@ class DockerRunner:
         record = folder.record()
         if record is None or record["start"] == start:
             folder.forget(keep_output)
+            self._drop_lock(folder)
+
+    def _drop_lock(self, folder: RunFolder) -> None:
+        """The start's lock, unless the next start has it already."""
+        with contextlib.suppress(FileNotFoundError):
+            if (descriptor := locks.acquire(folder.keeper_lock)) is not None:
+                folder.keeper_lock.unlink(missing_ok=True)
+                os.close(descriptor)
 
     def _record(self, folder: RunFolder, found: Found) -> Exit:
         """The end of a container, on record once its log is complete: it is gone with the container."""
