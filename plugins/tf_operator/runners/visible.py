@@ -6,7 +6,6 @@ The keeper does this, with the program's own environment: whatever went wrong on
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -49,6 +48,9 @@ def check(given: Sequence[str], env: Mapping[str, str], fds: Iterable[int], devi
 
 def count(env: Mapping[str, str]) -> int | None:
     """How many devices CUDA shows a program with this environment; None where there is no CUDA that could tell."""
+    # Heavy for a keeper, and most programs have no device.
+    import subprocess
+
     with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
         # A process of its own: one that has begun with CUDA holds memory on every device it sees.
         done = subprocess.run(
