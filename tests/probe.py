@@ -5,6 +5,7 @@
     --bind             listen on the replica's own address, as the first action
     --wait-peers       connect to every other address of the cluster before going on
     --wait-file FILE   go on when FILE exists
+    --patience S       seconds that the two above may take (default: 60)
     --print MODE       tqdm | badutf8 | loud | lines:N | traceback | text:TEXT | env:NAME | files:DIR
     --spawn-child      start a child that ignores TERM and lives on in a session of its own
     --eat-memory MB    use that much memory
@@ -27,8 +28,19 @@ import time
 from pathlib import Path
 
 SWITCHES = ("bind", "wait-peers", "spawn-child")
-VALUES = ("out", "print", "wait-file", "eat-memory", "sleep", "on-term", "result", "signal", "exit", "fail-times")
-PATIENCE = 60.0
+VALUES = (
+    "out",
+    "print",
+    "wait-file",
+    "patience",
+    "eat-memory",
+    "sleep",
+    "on-term",
+    "result",
+    "signal",
+    "exit",
+    "fail-times",
+)
 
 
 def parse(argv):
@@ -114,11 +126,11 @@ def listen(address):
     return server
 
 
-def wait_for(what, ready):
-    deadline = time.monotonic() + PATIENCE
+def wait_for(what, ready, patience):
+    deadline = time.monotonic() + patience
     while not ready():
         if time.monotonic() > deadline:
-            sys.exit(f"probe: waited {PATIENCE:.0f} s for {what}")
+            sys.exit(f"probe: waited {patience:.0f} s for {what}")
         time.sleep(0.02)
 
 
@@ -243,6 +255,7 @@ def main():
     config = json.loads(os.environ.get("TF_CONFIG") or "{}")
     cluster, (role, index) = config.get("cluster", {}), who(config)
     own = cluster[role][index] if role in cluster else None
+    patience = float(flags.get("patience", ["60"])[-1])
     server = listen(own) if "bind" in flags and own else None
     obey_term(flags.get("on-term", [""])[-1])
     record = Record(flags.get("out", [os.environ.get("PROBE_OUT")])[-1], role, index)
@@ -252,9 +265,9 @@ def main():
         spawn_child(record)
     if "wait-peers" in flags:
         for address in (address for group in cluster.values() for address in group if address != own):
-            wait_for(address, lambda address=address: answers(address))
+            wait_for(address, lambda address=address: answers(address), patience)
     for file in flags.get("wait-file", []):
-        wait_for(file, lambda file=file: Path(file).exists())
+        wait_for(file, lambda file=file: Path(file).exists(), patience)
     eaten = b"x" * (int(flags.get("eat-memory", [0])[-1]) << 20)
     record.write(ready=True)
     doze(flags.get("sleep", ["0"])[-1])
