@@ -7,7 +7,6 @@ victim lives. While the runs are under way, each second every living program is 
 from __future__ import annotations
 
 import json
-import random
 import signal
 import threading
 import time
@@ -22,65 +21,15 @@ from typing import Any
 import psutil
 from harness import AirflowUnderTest, RunUnderTest, wait_for
 from probe_jobs import probe, starts
+from soak_plan import STRATEGIES, Fault, make_plans, replica_names
 
 from tf_operator.runners.leftovers import leftovers
 from tf_operator.runners.process_tree import MARKER
 
-STRATEGIES = {
-    "parameter_server": {"chief": 1, "worker": 2, "ps": 1},
-    "multi_worker_mirrored": {"chief": 1, "worker": 2},
-    "between_graph": {"chief": 1, "worker": 2, "ps": 1},
-}
-KINDS = {"program": 5, "task": 3, "supervisor": 2, "triggerer": 1, "scheduler": 1}
-"""What is killed (always SIGKILL), and how often in proportion."""
-COMPONENTS = ("triggerer", "scheduler")
 AT_ONCE = 2
 RETRIES, GENERATIONS = 8, 10
-PAUSE = (2.0, 9.0)
-"""Seconds before a fault, at least and at most."""
 VICTIM_PATIENCE = 150.0
 RUN_PATIENCE = 300.0
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One fault: what is killed, of which replica (None for a component of Airflow), after how many seconds."""
-
-    kind: str
-    replica: str | None
-    pause: float
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One run and the faults it has to bear, in order."""
-
-    strategy: str
-    faults: tuple[Fault, ...]
-
-
-def make_plans(seed: int, runs: int, faults: int) -> list[Plan]:
-    """The whole soak, from the seed alone; every kind of fault is in it where there are enough of them."""
-    rng = random.Random(seed)
-    kinds = list(KINDS)[:faults]
-    kinds += rng.choices(list(KINDS), list(KINDS.values()), k=faults - len(kinds))
-    rng.shuffle(kinds)
-    strategies = list(STRATEGIES)
-    plans = []
-    for number in range(runs):
-        strategy = strategies[number % len(strategies)]
-        mine = kinds[number::runs]
-        plans.append(Plan(strategy, tuple(_fault(rng, kind, strategy) for kind in mine)))
-    return plans
-
-
-def _fault(rng: random.Random, kind: str, strategy: str) -> Fault:
-    pause = round(rng.uniform(*PAUSE), 1)
-    return Fault(kind, None if kind in COMPONENTS else rng.choice(_names(strategy)), pause)
-
-
-def _names(strategy: str) -> list[str]:
-    return [f"{role}-{index}" for role, count in STRATEGIES[strategy].items() for index in range(count)]
 
 
 @dataclass
@@ -188,7 +137,7 @@ class Soak:
         out.mkdir()
         schedulers = self.report.faults["scheduler"]
         run = self.airflow.trigger(_dag_id(plan.strategy), folder=str(out))
-        for name in _names(plan.strategy):
+        for name in replica_names(plan.strategy):
             run.wait_running(name, deadline=VICTIM_PATIENCE)
         suffered: list[Fault] = []
         for fault in plan.faults:
@@ -196,7 +145,7 @@ class Soak:
             self._strike(run, fault)
             suffered.append(fault)
         # The last fault, too, has to be healed, not only survived.
-        names = _names(plan.strategy)
+        names = replica_names(plan.strategy)
         wait_for(
             lambda: all(self._program(run, name) for name in names), VICTIM_PATIENCE, lambda: f"all: {run.states()}"
         )
@@ -209,7 +158,7 @@ class Soak:
     def _hold_against_bounds(self, number: int, run: RunUnderTest, suffered: list[Fault], schedulers: int) -> None:
         """A program is started again for its own kill or a new generation; a task tried again for a kill near it."""
         generation, out = run.cluster()["generation"], self.folder / f"run{number}"
-        for name in _names(self.plans[number].strategy):
+        for name in replica_names(self.plans[number].strategy):
             mine = Counter(fault.kind for fault in suffered if fault.replica == name)
             count, tries = len(starts(out, name)), run.task(name).try_number
             self._bound(number, name, "starts", count, mine["program"] + generation)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from harness import AirflowUnderTest
-from soak import COMPONENTS, KINDS, Report, Soak, make_plans
+from soak import Report, Soak
+from soak_plan import COMPONENTS, KINDS, make_plans
 
 pytestmark = pytest.mark.airflow
 
