@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -16,8 +17,8 @@ from docker_engine import IMAGE, DockerEngine
 from harness import AirflowUnderTest
 from probe_jobs import PROBE
 
-TENSORFLOW = "/opt/tensorflow"
-"""Where the images below look for Python's packages."""
+TENSORFLOW = f"/usr/local/lib/python{sysconfig.get_python_version()}/dist-packages"
+"""Where the base image's Python has packages of its host's own; unlike PYTHONPATH with their `.pth` files."""
 
 
 def in_containers(job: Mapping[str, Any], out: Path, image: str = IMAGE, **runtime: Any) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def in_containers(job: Mapping[str, Any], out: Path, image: str = IMAGE, **runti
 
 def tensorflow_image(engine: DockerEngine, version: str) -> str:
     """An image whose TensorFlow is mounted: 1.5 GB need not be copied into it."""
-    return engine.image(f"tf-operator-test:tensorflow-{version}", f"ENV PYTHONPATH={TENSORFLOW}")
+    return engine.image(f"tf-operator-test:tensorflow-{version}", f"LABEL tensorflow={version}")
 
 
 def tensorflow_runtime(airflow: AirflowUnderTest, image: str, packages: Path) -> dict[str, Any]:
