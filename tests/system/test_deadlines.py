@@ -67,19 +67,37 @@ def test_active_deadline_and_stall_timeout(airflow: AirflowUnderTest, tmp_path: 
     assert_let_go(stalls)
 
 
+HOG = """
+import time
+from airflow.sdk import DAG, task
+
+with DAG("hog", schedule=None):
+
+    @task(pool_slots=2, retries=0)
+    def hold():
+        time.sleep(600)
+
+    hold()
+"""
+
+
 @contextmanager
 def room_for_two_tasks(airflow: AirflowUnderTest) -> Iterator[None]:
-    """Airflow runs no more than two replicas at once, as where other jobs have the executor's slots."""
+    """Others have the places of all but two tasks, though there would be enough for a whole job."""
 
     def resize(size: int) -> None:
         body = {"pool": "default_pool", "slots": size}
         airflow.api.request("PATCH", "pools/default_pool", body=body, update_mask=["slots"])
 
-    resize(2)
+    airflow.write_dag("hog", HOG)
+    hog = airflow.trigger("hog")
+    hog.wait_task("hold", "running", deadline=120)
+    resize(4)
     try:
         yield
     finally:
         resize(128)
+        hog.mark("failed")
 
 
 def test_after_a_start_timeout_all_is_let_go_and_asked_for_again(airflow: AirflowUnderTest, tmp_path: Path) -> None:
