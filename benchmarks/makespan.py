@@ -138,11 +138,7 @@ def sampled(airflow: Airflow, sizes: dict[str, int], tasks: str) -> Iterator[See
         last = time.monotonic()
         while not enough.wait(1.0):
             now = time.monotonic()
-            seen.shared |= {
-                device
-                for device, number in programs(airflow.env["AIRFLOW__TF_OPERATOR__STATE_DIR"]).items()
-                if number > 1
-            }
+            seen.shared |= shared(airflow.env["AIRFLOW__TF_OPERATOR__STATE_DIR"])
             with suppress(Exception):
                 by_run = held(airflow, tasks)
                 incomplete = sum(slots for run, slots in by_run.items() if slots < sizes.get(run, 0))
@@ -160,16 +156,22 @@ def sampled(airflow: Airflow, sizes: dict[str, int], tasks: str) -> Iterator[See
         thread.join()
 
 
-def programs(state: str) -> Counter[str]:
-    """How many living programs of ours see each device."""
-    found: Counter[str] = Counter()
+def shared(state: str) -> set[str]:
+    """Devices that two living programs of ours see. Processes are read one after the other, while others end: what has
+    ended by the end of the look was not alive together with what began during it."""
+    found: dict[str, list[psutil.Process]] = {}
     for process in psutil.process_iter(["name"]):
         if process.info["name"] == "sleep":
             with suppress(psutil.Error):
                 env = process.environ()
                 if env.get(MARKER, "").startswith(state):
-                    found.update(device for device in env["CUDA_VISIBLE_DEVICES"].split(",") if device != "-1")
-    return found
+                    for device in env["CUDA_VISIBLE_DEVICES"].split(","):
+                        found.setdefault(device, []).append(process)
+    return {
+        device
+        for device, users in found.items()
+        if device != "-1" and sum(user.is_running() and user.status() != psutil.STATUS_ZOMBIE for user in users) > 1
+    }
 
 
 def held(airflow: Airflow, tasks: str) -> Counter[str]:
