@@ -122,7 +122,7 @@ class FakeRunner:
     def find(self, identity: Identity) -> Handle | None:
         self._called("find")
         program = self.current(identity)
-        return program.handle if program else None
+        return replace(program.handle, stopping=program.stop_asked is not None) if program else None
 
     def current(self, identity: Identity) -> FakeProgram | None:
         """The program that lives or was not removed."""

@@ -59,18 +59,23 @@ class Memory:
         """Whether the program is the one this attempt is to go on with."""
         record = self._read()
         return (
-            record["attempt"] == handle.attempt == self._attempt
+            not handle.stopping
+            and record["attempt"] == handle.attempt == self._attempt
             and record["incarnation"] == handle.incarnation
             and [handle.incarnation, handle.generation] not in record["failed"]
             and not self._person_ended(record)
         )
 
-    def next_incarnation(self) -> bool:
-        """Begin the next one. True where a program was started that nobody has seen end: that counts as a fault."""
+    def next_incarnation(self, stopped: bool = False) -> bool:
+        """Begin the next one. True where a program was started that nobody has seen end: that counts as a fault.
+
+        Not one that was `stopped`: whoever asked for its end may not have lived, or been able, to write that down.
+        """
         record = dict(self._read())
         lost = [record["incarnation"], record["started"]]
         same = record["attempt"] == self._attempt
-        vanished = same and record["started"] and lost not in record["failed"] and not self._person_ended(record)
+        seen = lost in record["failed"] or stopped or self._person_ended(record)
+        vanished = same and record["started"] and not seen
         self._write(
             attempt=self._attempt,
             incarnation=record["incarnation"] + 1,

@@ -59,10 +59,12 @@ class ReplicaProgram:
         self._inherit_leases()
         if handle and self._memory.may_adopt(handle):
             return self._adopt(handle)
+        stopped = handle is not None and handle.stopping
         if handle:
-            self._clear_away(handle, "it belongs to an earlier attempt or try")
+            why = "it was told to stop" if stopped else "it belongs to an earlier attempt or try"
+            self._clear_away(handle, why)
         self._host.leases.end()
-        if self._memory.next_incarnation():
+        if self._memory.next_incarnation(stopped):
             self._log(f"the last program of {self._identity.replica} was lost with its watcher; it counts as a start")
         address = self._hold_address(self._memory.address)
         self._memory.save(address=address)

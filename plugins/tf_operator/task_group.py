@@ -80,7 +80,7 @@ class _Build:
     group_id: str
     project_dir: str
     prefix: str
-    strict_conf: bool
+    own_dag: bool
     team: str | None = None
     fence: Mapping[str, Any] | None = None
 
@@ -105,13 +105,14 @@ def as_task_group(
     *,
     param_prefix: str = "",
     project_dir: Path | None = None,
-    strict_conf: bool = False,
+    own_dag: bool = False,
     file: Path | None = None,
 ) -> TensorFlowTaskGroup:
     """The job as a task group of the DAG being defined. JobError if the DAG cannot hold it.
 
-    The job's params join the DAG's; `param_prefix` goes before their names there. `strict_conf` refuses runs with
-    values for params the DAG does not have. `file` is what the job's team is told by: default the DAG's own.
+    The job's params join the DAG's; `param_prefix` goes before their names there. `own_dag`: the DAG has nothing else,
+    so that runs with values for params it does not have are refused. `file` is what the job's team is told by: default
+    the DAG's own.
     """
     dag = DagContext.get_current()
     if dag is None:
@@ -129,7 +130,7 @@ def as_task_group(
     group = TensorFlowTaskGroup(group_id=group_id, tooltip=job.description or job.name, default_args=neutral)  # type: ignore[arg-type]
     with group:
         build = _Build(
-            job, group.group_id or "", str(folder), param_prefix, strict_conf, team=team, fence=known.fence(team)
+            job, group.group_id or "", str(folder), param_prefix, own_dag, team=team, fence=known.fence(team)
         )
         group.output = _wire(build)
     return group
@@ -183,7 +184,7 @@ def _wire(build: _Build) -> Any:
         of=first,
         policy=build.gang,
         team=build.team,
-        strict_conf=build.strict_conf,
+        strict_conf=build.own_dag,
         retries=2,
         retry_delay=SHORT,
         doc_md="Gives the attempt its id, renders params, checks what can be checked before a GPU is taken.",
@@ -209,7 +210,9 @@ def _wire(build: _Build) -> Any:
     )
     cleanup = CleanupOperator(task_id="cleanup", group_id=build.group_id, retries=0, trigger_rule="all_done")
     plan >> [cluster, admission]
-    cluster >> result
+    # A run that a person marks failed goes on until its teardown has run, and is then judged by its leaves: `result`,
+    # which is skipped, would make it green. In a DAG with more than the job, what follows may handle a failure.
+    cluster >> (cleanup if build.own_dag else result)
     for outline in outlines:
         replica = _replica(build, outline, plan, first)
         admission >> replica >> result
@@ -317,7 +320,7 @@ def as_dag(job: TensorFlowJob, *, project_dir: Path, fileloc: str | None = None)
         **kwargs,
     ) as dag:
         file = Path(job.source_file) if job.source_file else None
-        as_task_group(job, "train", project_dir=project_dir, strict_conf=True, file=file)
+        as_task_group(job, "train", project_dir=project_dir, own_dag=True, file=file)
     if fileloc:
         dag.fileloc = fileloc
     return dag

@@ -155,7 +155,10 @@ def test_stop_kills_after_the_grace_and_says_so(kit: ProcessKit, tmp_path: Path)
 def test_a_second_stop_can_only_shorten_the_grace(kit: ProcessKit, tmp_path: Path) -> None:
     handle = kit.start("--out", str(tmp_path), "--on-term", "ignore", "--sleep", "long")
     kit.record(tmp_path)
+    found = [kit.runner.find(handle.identity)]
     kit.runner.stop(handle, 60.0)
+    found.append(kit.runner.find(handle.identity))
+    assert [each and each.stopping for each in found] == [False, True], "who comes next does not go on with it"
     kit.runner.stop(handle, 0.2)
     assert kit.wait(handle, 5).signal == "SIGKILL"
 

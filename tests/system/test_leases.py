@@ -171,5 +171,5 @@ def test_no_lease_outlives_a_run_that(airflow: AirflowUnderTest, database: Datab
         run.kill("chief-0")
     else:
         run.mark("failed")
-    wait_for(lambda: run.state in {"failed", "success"}, 60, lambda: f"the run to end: {run.states()}")
+    run.wait("failed", deadline=60)
     assert_nothing_left(database, before)

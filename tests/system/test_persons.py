@@ -152,7 +152,6 @@ def test_a_replica_marked_success_is_no_green_run(jobs: Jobs) -> None:
     assert_nothing_runs(jobs, "marked-success")
 
 
-@pytest.mark.xfail(reason="a clear removes the old try's row: its watcher cannot leave the note that a person ended it")
 def test_one_replica_cleared(jobs: Jobs) -> None:
     """Its program takes longer to end than Airflow gives a task: it is removed before the next one starts."""
     run = jobs["cleared-one"]

@@ -54,6 +54,22 @@ def test_arriving_after_the_end_starts_nothing_and_leaves_nothing(phase: Phase, 
     assert bench.nothing_left()
 
 
+def test_a_program_that_was_told_to_stop_is_not_gone_on_with_and_is_no_fault() -> None:
+    """A clear takes the old try's row away: its watcher stops the program, and has nowhere left to write that down."""
+    bench = Bench()
+    watcher = bench.until(5)
+    bench.store.down = True
+    watcher.stop_by_person()
+    bench.store.down = False
+    first = bench.program
+    assert first.end is None, "it takes its time"
+    bench.until(10)
+    assert first.removed is not None
+    said = bench.channel.said[-1]
+    assert (said.status, said.incarnation, said.failures) == (Status.READY, 2, 0)
+    assert any("is still here; it was told to stop: stopping and removing it" in line for line in bench.logged)
+
+
 def test_the_next_try_counts_the_fault_and_is_a_new_incarnation_at_the_same_address() -> None:
     bench = Bench()
     bench.after(3, lambda: bench.end(Exit(code=3)))

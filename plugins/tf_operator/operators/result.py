@@ -21,6 +21,8 @@ from tf_operator.runners.base import Handle, Runner
 
 MARGIN = 15.0
 """Seconds beyond the grace for a program to be gone."""
+CLUSTER_WAIT = 120.0
+"""Seconds for the cluster task to notice that every replica has ended, and to give its slots back."""
 
 
 class ResultOperator(BaseOperator):
@@ -34,7 +36,7 @@ class ResultOperator(BaseOperator):
         """One line: how the job ended, and why."""
         ti = context["ti"]
         ref = GroupRef(ti.dag_id, str(ti.run_id), self.group_id)
-        states = airflow_io.task_states(ref, [ref.task("plan"), ref.task("cluster")])
+        states = self._final_states(ref)
         plan = airflow_io.read_plan(ref)
         # XComs of an earlier attempt stay until a task's new process has begun: what ended without one left them.
         if plan is None or states.get(ref.task("plan")) != "success":
@@ -57,6 +59,15 @@ class ResultOperator(BaseOperator):
             "reason": cluster.reason,
             "attempt": plan.attempt,
         }
+
+    def _final_states(self, ref: GroupRef) -> dict[str, str | None]:
+        """States of plan and cluster. The replicas have ended, so the cluster is about to."""
+        deadline = time.monotonic() + CLUSTER_WAIT
+        while True:
+            states = airflow_io.task_states(ref, [ref.task("plan"), ref.task("cluster")])
+            if states.get(ref.task("cluster")) not in airflow_io.LIVE or time.monotonic() > deadline:
+                return states
+            time.sleep(0.5)
 
     def _why(self, cluster: Cluster) -> str:
         if not cluster.phase.terminal:

@@ -84,6 +84,8 @@ class Handle:
     generation: int
     address: str
     data: Mapping[str, Any]
+    stopping: bool = False
+    """Whether `stop` was called for it before `find`: it is on its way out, or has ended that way."""
 
 
 class Lease(Protocol):

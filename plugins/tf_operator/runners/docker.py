@@ -284,7 +284,8 @@ class DockerRunner:
     def handle_of(self, found: Found) -> Handle:
         """One of our containers in the form of the contract."""
         labels = found.labels
-        record = self._folder(labels.identity).record() or {}
+        folder = self._folder(labels.identity)
+        record = folder.record() or {}
         pid = record.get("pid") if record.get("container") == found.id else found.pid
         return Handle(
             labels.identity,
@@ -293,6 +294,7 @@ class DockerRunner:
             int(labels.get("generation")),
             docker_spec.address_of(labels.identity),
             {"container": found.id, "start": labels.start, "pid": pid},
+            stopping=folder.stop_request(labels.start) is not None,
         )
 
     def _watch(self, folder: RunFolder) -> None:

@@ -48,7 +48,9 @@ class ProcessRunner:
         if unsettled and not locks.is_held(folder.keeper_lock):
             settle(folder)
             record = folder.record()
-        return handle_of(record) if record else None
+        if record is None:
+            return None
+        return handle_of(record, stopping=folder.stop_request(record["start"]) is not None)
 
     def start(self, launch: Launch, lease: Lease) -> Handle:
         """Start a program in its own session under a detached keeper, which takes over the leases."""

@@ -32,7 +32,7 @@ def identity_of(record: dict[str, Any]) -> Identity:
     return Identity(dag_id, run_id, group_id, ReplicaId.parse(replica))
 
 
-def handle_of(record: dict[str, Any]) -> Handle:
+def handle_of(record: dict[str, Any], stopping: bool = False) -> Handle:
     """The record in the form of the contract."""
     data = {key: record.get(key) for key in ("start", "output", "devices", "pid")}
     return Handle(
@@ -42,6 +42,7 @@ def handle_of(record: dict[str, Any]) -> Handle:
         record["generation"],
         record["address"],
         data,
+        stopping,
     )
 
 

@@ -39,7 +39,7 @@ def test_the_wiring_is_the_designs() -> None:
     # The index of the worker task comes from plan, so plan is upstream of it too.
     assert arrows["plan"] == {"cluster", "admission", "worker"}
     assert arrows["admission"] == replicas | {"result"}
-    assert arrows["cluster"] == {"result"}
+    assert arrows["cluster"] == {"cleanup"}
     assert all(arrows[name] == {"result"} for name in replicas)
     assert arrows["result"] == {"cleanup"}
 
@@ -47,8 +47,15 @@ def test_the_wiring_is_the_designs() -> None:
 def test_trap_8_result_is_the_only_leaf_that_counts() -> None:
     dag = as_dag(job(), project_dir=HERE)
     leaves = {task.task_id for task in dag.tasks if not [d for d in task.downstream_list if not d.is_teardown]}
-    assert leaves - {"train.cleanup"} == {"train.result"}
+    # A run that a person marks failed is judged by its leaves once cleanup has run; result is skipped then.
+    assert leaves - {"train.cleanup"} == {"train.result", "train.cluster"}
     assert tasks(dag)["cleanup"].is_teardown
+
+
+def test_in_a_dag_of_ones_own_what_follows_may_handle_a_failure() -> None:
+    with DAG("mine") as dag:
+        as_task_group(job(), "train", project_dir=HERE)
+    assert tasks(dag)["cluster"].downstream_task_ids == {"train.result"}
 
 
 def test_trap_2_cluster_and_admission_have_no_way_back_to_the_pool() -> None:
