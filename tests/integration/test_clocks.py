@@ -34,6 +34,7 @@ TELLS = {
     "runners/leftovers.py": "how long nobody has looked, for a person to read",
     "runners/docker_leftovers.py": "the same",
     "gpus.py": "since when a device is held, for a person to read",
+    "secrets/ledger.py": "whether a record may still be about to change, by `clean`: a living job is told by its locks",
     "secrets/faults.py": "whether a secret's version was deleted: the server's times",
     "turns.py": "who asked a pool first: the order of a queue, nobody is ended by it",
 }
