@@ -246,9 +246,9 @@ def test_a_run_deleted(jobs: Jobs) -> None:
 def test_a_program_whose_watcher_never_comes_back_ends_by_itself(jobs: Jobs, orphan: psutil.Process) -> None:
     run = jobs["orphan"]
     assert run.task("chief-0").state == "up_for_retry", "a paused DAG: nobody schedules it"
-    kept = jobs.airflow.tf_operator("clean", "--yes").stdout
+    listed = jobs.airflow.tf_operator("clean").stdout
     if orphan.is_running():
-        assert f"running, pid {orphan.pid}" in kept and "kept: --running would stop it" in kept
+        assert f"running, pid {orphan.pid}" in listed and "kept: --running would stop it" in listed
     wait_for(lambda: not orphan.is_running(), ORPHAN_TIMEOUT + 30, "it to end")
     folders = [path.parent for path in (jobs.airflow.state_dir / "runs").glob("*/exit.*.json")]
     (folder,) = [each for each in folders if _ended_as_orphan(each)]
