@@ -10,10 +10,13 @@ from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
 import httpx
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from tf_operator.errors import ApiError
 from tf_operator.services.api_data import Pool, Run, TaskState
 
+REFUSED_FOR = 20.0
+"""Seconds for which a write that the database refused is tried again: SQLite refuses one that crosses another."""
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -37,7 +40,13 @@ class AirflowApi:
 
     def request(self, method: str, path: str, *, body: Any = None, **query: Any) -> Any:
         """Call `/api/v2/<path>`; the answer's JSON (None where it is empty)."""
-        response = self._send(method, f"/api/v2/{path}", body, query)
+        again = Retrying(
+            retry=retry_if_exception(_is_refused_write),
+            wait=wait_random_exponential(0.5, max=3.0),
+            stop=stop_after_delay(REFUSED_FOR),
+            reraise=True,
+        )
+        response: httpx.Response = again(self._send, method, f"/api/v2/{path}", body, query)
         return response.json() if response.content else None
 
     def _send(self, method: str, path: str, body: Any, query: Mapping[str, Any]) -> httpx.Response:
@@ -210,6 +219,11 @@ def _run_path(dag_id: str, run_id: str) -> str:
 
 def _task_path(dag_id: str, run_id: str, task_id: str) -> str:
     return f"{_run_path(dag_id, run_id)}/taskInstances/{quote(task_id, safe='')}"
+
+
+def _is_refused_write(error: BaseException) -> bool:
+    """Whether nothing was written because the database was busy; Airflow says no more than this."""
+    return isinstance(error, ApiError) and error.status == 500 and "Database error" in str(error)
 
 
 def _detail(response: httpx.Response) -> str:
