@@ -18,6 +18,10 @@ from harness import ROOT, make_project, wait_for
 pytestmark = pytest.mark.airflow
 
 
+def _hears_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Launcher:
     """`python -m tf_operator.services <command>` in a process group of its own, as a shell starts it."""
 
@@ -32,6 +36,8 @@ class Launcher:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 process_group=0,
+                # As at a terminal: what runs in the background of a script begins with SIGINT ignored.
+                preexec_fn=_hears_ctrl_c,
             )
 
     @property
