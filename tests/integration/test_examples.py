@@ -112,12 +112,15 @@ def test_trains_and_goes_on_after_the_end_of_everything(make: Make, name: str) -
     assert min(replicas.steps(form.leader)) > restored
 
 
-@pytest.mark.parametrize("lost", ["worker-0", pytest.param("ps-0", marks=pytest.mark.long)])
+# CI has their like on a real Airflow: tests/system/test_matrix.py.
+@pytest.mark.long
+@pytest.mark.parametrize("lost", ["worker-0", "ps-0"])
 def test_in_graph_goes_on_when_a_server_comes_back(make: Make, lost: str) -> None:
     check_that_it_heals_by_itself(make("in-graph"), FORMS["in-graph"], lost)
 
 
-@pytest.mark.parametrize("lost", ["ps-0", pytest.param("worker-1", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("lost", ["ps-0", "worker-1"])
 def test_between_graph_goes_on_when_a_replica_comes_back(make: Make, lost: str) -> None:
     check_that_it_heals_by_itself(make("between-graph"), FORMS["between-graph"], lost)
 
