@@ -44,6 +44,7 @@ def test_two_versions_at_once_in_containers(docker_airflow: AirflowUnderTest, do
     assert_both_report(runs)
 
 
+@pytest.mark.long
 def test_two_versions_at_once_as_processes(airflow: AirflowUnderTest) -> None:
     runs = {
         wanted: start(airflow, f"process-{wanted}", {"kind": "process", "python": str(home / "bin" / "python")})
