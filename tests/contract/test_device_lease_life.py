@@ -175,7 +175,7 @@ def test_what_cuda_shows_is_compared(process_kit: ProcessKit, tmp_path: Path, se
     source = f"int cuInit(int f) {{ return {0 if seen else 100}; }}\n"
     source += f"int cuDeviceGetCount(int *n) {{ *n = {seen}; return 0; }}\n"
     subprocess.run(
-        ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(tmp_path / "libcuda.so.1")],
+        ["cc", "-shared", "-fPIC", "-nostdlib", "-x", "c", "-", "-o", str(tmp_path / "libcuda.so.1")],
         input=source,
         text=True,
         check=True,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from contract.docker_kit import DockerKit
+from docker_engine import DockerEngine
 from postgres_server import PostgresServer, binaries
 from vault_helpers import PROJECT
 
@@ -32,3 +35,11 @@ def postgres() -> Iterator[PostgresServer]:
             pytest.skip(str(error))
     with PostgresServer() as server:
         yield server
+
+
+@pytest.fixture
+def kit(tmp_path: Path, docker_engine: DockerEngine) -> Iterator[DockerKit]:
+    """The docker runner on an empty host."""
+    made = DockerKit(tmp_path, docker_engine)
+    yield made
+    made.close()

@@ -7,24 +7,15 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from contract.docker_kit import DockerKit
 from contract.process_kit import until
-from docker_engine import DockerEngine
 
 from tf_operator import locks
 
 pytestmark = pytest.mark.docker
-
-
-@pytest.fixture
-def kit(tmp_path: Path, docker_engine: DockerEngine) -> Iterator[DockerKit]:
-    made = DockerKit(tmp_path, docker_engine)
-    yield made
-    made.close()
 
 
 def test_a_device_nobody_was_given_is_seen_before_the_program_starts(kit: DockerKit, tmp_path: Path) -> None:

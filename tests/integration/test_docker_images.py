@@ -22,14 +22,6 @@ from tf_operator.runners.docker_images import ensure_image
 pytestmark = pytest.mark.docker
 
 
-@pytest.fixture
-def kit(tmp_path: Path, docker_engine: DockerEngine) -> Iterator[DockerKit]:
-    """The docker runner on an empty host."""
-    made = DockerKit(tmp_path, docker_engine)
-    yield made
-    made.close()
-
-
 def use(image: str, policy: str | None = None) -> dict[str, Any]:
     """A launch's runtime."""
     return {"runtime": {"image": image, "options": {"pull_policy": policy}}}

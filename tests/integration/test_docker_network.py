@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from contract.docker_kit import DockerKit
-from docker_engine import DockerEngine, OtherMachine, forward_policy, wait_until
+from docker_engine import OtherMachine, forward_policy, wait_until
 
 from tf_operator.runners.base import Handle
 
@@ -19,14 +18,6 @@ pytestmark = pytest.mark.docker
 
 SERVE = "import http.server as h; h.HTTPServer(('', 2222), h.SimpleHTTPRequestHandler).serve_forever()"
 ASK = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=2).status)"
-
-
-@pytest.fixture
-def kit(tmp_path: Path, docker_engine: DockerEngine) -> Iterator[DockerKit]:
-    """The docker runner on an empty host."""
-    made = DockerKit(tmp_path, docker_engine)
-    yield made
-    made.close()
 
 
 def networks_of(kit: DockerKit, handle: Handle) -> dict[str, str]:

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from contract.docker_kit import DockerKit
-from docker_engine import DockerEngine
 
 from tf_operator.errors import LaunchError
 from tf_operator.runners.base import Exit, Handle
 
 pytestmark = pytest.mark.docker
-
-
-@pytest.fixture
-def kit(tmp_path: Path, docker_engine: DockerEngine) -> Iterator[DockerKit]:
-    """The docker runner on an empty host."""
-    made = DockerKit(tmp_path, docker_engine)
-    yield made
-    made.close()
 
 
 def start(kit: DockerKit, *argv: str, launch: dict[str, Any] | None = None, **options: Any) -> Handle:

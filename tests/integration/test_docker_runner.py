@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,6 @@ import pickle, sys
 runner = make(*arguments)
 runner.start(launch, runner.reserve(launch.identity, None))
 """
-
-
-@pytest.fixture
-def kit(tmp_path: Path, docker_engine: DockerEngine) -> Iterator[DockerKit]:
-    """The docker runner on an empty host."""
-    made = DockerKit(tmp_path, docker_engine)
-    yield made
-    made.close()
 
 
 def start_and_die(kit: DockerKit, *argv: str, **more: Any) -> Handle:

@@ -32,9 +32,13 @@ runner.remove(handle)
 
 def certificates(folder: Path) -> Path:
     """An authority, a server's and a client's certificate, named as Docker names them."""
-    new = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2")
+    # Debian's own settings give what an authority signs here the key identifier of another one.
+    plain = folder / "openssl.cnf"
+    plain.write_text("[req]\ndistinguished_name=name\n[name]\n")
+    new = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-config", str(plain))
+    authority_use = ("-addext", "basicConstraints=critical,CA:TRUE")
     authority = ("-CA", f"{folder}/ca.pem", "-CAkey", f"{folder}/ca-key.pem")
-    run(*new, "-keyout", f"{folder}/ca-key.pem", "-out", f"{folder}/ca.pem", "-subj", "/CN=tests")
+    run(*new, "-keyout", f"{folder}/ca-key.pem", "-out", f"{folder}/ca.pem", "-subj", "/CN=authority", *authority_use)
     for name, use in (("server-", "subjectAltName=IP:127.0.0.1"), ("", "extendedKeyUsage=clientAuth")):
         files = ("-keyout", f"{folder}/{name}key.pem", "-out", f"{folder}/{name}cert.pem")
         run(*new, *authority, *files, "-subj", f"/CN={name}tests", "-addext", use)
@@ -55,7 +59,9 @@ def start(kit: DockerKit, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a program to its end from a process on the engine's host."""
     inside = ["nsenter", f"--net=/run/netns/{kit.engine.namespace}", sys.executable, "-c", RUN]
     given = pickle.dumps(((DockerRunner, (kit.state_dir, URL, None, None, 1.0)), kit.launch("--print", "text:by TLS")))
-    done = subprocess.run(inside, input=given, env=os.environ | env, capture_output=True, check=False, timeout=60)
+    # These would stand before the engine's own authority: see docs/docker.md.
+    kept = {name: value for name, value in os.environ.items() if name not in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")}
+    done = subprocess.run(inside, input=given, env=kept | env, capture_output=True, check=False, timeout=60)
     return subprocess.CompletedProcess(inside, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
