@@ -5,7 +5,8 @@
     --bind             listen on the replica's own address, as the first action
     --wait-peers       connect to every other address of the cluster before going on
     --wait-file FILE   go on when FILE exists
-    --patience S       seconds that the two above may take (default: 60)
+    --patience S       seconds that the two above, and the connection of --until-lost, may take (default: 60)
+    --until-lost ROLE  connect to ROLE's first address, and go on when that connection breaks
     --print MODE       tqdm | badutf8 | loud | lines:N | traceback | text:TEXT | env:NAME | files:DIR
     --spawn-child      start a child that ignores TERM and lives on in a session of its own
     --eat-memory MB    use that much memory
@@ -19,6 +20,7 @@
 Flags may be given more than once for --print and --wait-file. Everything else is recorded and ignored.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -33,6 +35,7 @@ VALUES = (
     "print",
     "wait-file",
     "patience",
+    "until-lost",
     "eat-memory",
     "sleep",
     "on-term",
@@ -140,6 +143,13 @@ def answers(address):
     except OSError:
         return False
     return True
+
+
+def lose(address, patience):
+    wait_for(address, lambda: answers(address), patience)
+    with socket.create_connection(split_address(address)) as connection, contextlib.suppress(OSError):
+        connection.recv(1)
+    print("probe: lost connection", flush=True)
 
 
 def obey_term(how):
@@ -270,6 +280,8 @@ def main():
         wait_for(file, lambda file=file: Path(file).exists(), patience)
     eaten = b"x" * (int(flags.get("eat-memory", [0])[-1]) << 20)
     record.write(ready=True)
+    for lost in flags.get("until-lost", []):
+        lose(cluster[lost][0], patience)
     doze(flags.get("sleep", ["0"])[-1])
     del eaten, server
     finish(flags, record)

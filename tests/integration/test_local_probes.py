@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -135,34 +134,13 @@ def test_c20_with_a_retry_the_chief_comes_back_beside_the_living(make: Make) -> 
     bench.assert_nothing_left()
 
 
-LOSES_PS = """
-import json, os, socket, sys, time
-cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
-host, port = cluster["ps"][0].rsplit(":", 1)
-for _ in range(200):
-    try:
-        connection = socket.create_connection((host, int(port)))
-        break
-    except OSError:
-        time.sleep(0.05)
-print("connected", flush=True)
-try:
-    connection.recv(1)
-except OSError:
-    pass
-time.sleep(1)
-print("lost connection", flush=True)
-sys.exit(1)
-"""
-
-
 @pytest.mark.parametrize("heals", [True, False])
 def test_c21_the_root_cause_is_named_and_what_it_drew_with_it(make: Make, heals: bool) -> None:
     times = "1" if heals else "9"
     bench = make(
         {
             "chief": chief("--sleep", "9" if heals else "ever"),
-            "worker": {"replicas": 2, "command": [sys.executable, "-c", LOSES_PS]},
+            "worker": {"replicas": 2} | chief("--until-lost", "ps", "--sleep", "1", "--exit", "1"),
             "ps": chief("--bind", "--print", "traceback", "--sleep", "2", "--exit", "1", "--fail-times", times),
         },
         retries=1,
@@ -174,7 +152,7 @@ def test_c21_the_root_cause_is_named_and_what_it_drew_with_it(make: Make, heals:
     drawn = {name for c in bench.clusters for name in c.consequences}
     assert drawn >= {"worker-0", "worker-1"}
     assert all(member.failures == 0 for name in drawn for member in bench.members[name])
-    assert "lost connection" in bench.lines["worker-0"]
+    assert "probe: lost connection" in bench.lines["worker-0"]
     assert bench.lines["ps-0"][:10][-1] == "ValueError: loss is nan"
     if heals:
         assert outcome.succeeded

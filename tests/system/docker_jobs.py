@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import sysconfig
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import docker
 from docker_engine import IMAGE, DockerEngine
 from harness import AirflowUnderTest
 from probe_jobs import PROBE
+from sampling import sampled
 
 TENSORFLOW = f"/usr/local/lib/python{sysconfig.get_python_version()}/dist-packages"
 """Where the base image's Python has packages of its host's own; unlike PYTHONPATH with their `.pth` files."""
@@ -49,22 +49,12 @@ def tensorflow_runtime(airflow: AirflowUnderTest, image: str, packages: Path) ->
 @contextmanager
 def watched(engine: DockerEngine, every: float = 0.2) -> Iterator[list[list[str]]]:
     """The identities of the living containers, time after time."""
-    samples: list[list[str]] = []
-    enough = threading.Event()
-
-    def sample() -> None:
-        api = docker.APIClient(base_url=engine.url, version="auto")
-        while not enough.wait(every):
-            samples.append([one["Labels"]["tf_operator.identity"] for one in api.containers()])
-        api.close()
-
-    thread = threading.Thread(target=sample, name="container-sampler")
-    thread.start()
-    try:
-        yield samples
-    finally:
-        enough.set()
-        thread.join()
+    api = docker.APIClient(base_url=engine.url, version="auto")
+    with (
+        closing(api),
+        sampled(lambda: [one["Labels"]["tf_operator.identity"] for one in api.containers()], every) as seen,
+    ):
+        yield seen
 
 
 def all_texts(engine: DockerEngine) -> str:

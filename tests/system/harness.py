@@ -34,15 +34,15 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 import yaml
+from sampling import sampled
 
 from tf_operator.errors import ServiceError
 from tf_operator.identity import ROLES
@@ -184,23 +184,9 @@ class AirflowUnderTest:
 
     # What is stored
 
-    @contextmanager
-    def sample_slots(self, pool: str, every: float = 0.5) -> Iterator[list[Slots]]:
+    def sample_slots(self, pool: str, every: float = 0.5) -> AbstractContextManager[list[Slots]]:
         """Who holds how many slots of the pool, time after time, read from the database in one query each."""
-        samples: list[Slots] = []
-        enough = threading.Event()
-
-        def sample() -> None:
-            while not enough.wait(every):
-                samples.append(self.held_slots(pool))
-
-        thread = threading.Thread(target=sample, name="slot-sampler")
-        thread.start()
-        try:
-            yield samples
-        finally:
-            enough.set()
-            thread.join()
+        return sampled(lambda: self.held_slots(pool), every)
 
     def held_slots(self, pool: str) -> Slots:
         """(dag_id, run_id) → slots held now."""

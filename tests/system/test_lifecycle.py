@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -70,25 +69,6 @@ def test_c20_with_a_retry_the_chief_comes_back_beside_the_living(airflow: Airflo
     assert first == second, "the same address"
 
 
-LOSES_PS = """
-import json, os, socket, sys, time
-host, port = json.loads(os.environ["TF_CONFIG"])["cluster"]["ps"][0].rsplit(":", 1)
-for _ in range(300):
-    try:
-        connection = socket.create_connection((host, int(port)))
-        break
-    except OSError:
-        time.sleep(0.05)
-print("connected", flush=True)
-try:
-    connection.recv(1)
-except OSError:
-    pass
-print("lost connection", flush=True)
-sys.exit(1)
-"""
-
-
 def test_c21_the_first_failure_is_the_cause_and_logs_stay(airflow: AirflowUnderTest, tmp_path: Path) -> None:
     """The ps fails twice, each time the workers give up a moment later, and the chief is stopped by us."""
     out = ("--out", str(tmp_path))
@@ -97,7 +77,7 @@ def test_c21_the_first_failure_is_the_cause_and_logs_stay(airflow: AirflowUnderT
     ps = probe(*out, "--bind", "--sleep", "3", "--print", "traceback", "--exit", "1")
     job["replicas"] = {
         "chief": {"command": chief},
-        "worker": {"replicas": 2, "command": [sys.executable, "-c", LOSES_PS]},
+        "worker": {"replicas": 2, "command": probe(*out, "--until-lost", "ps", "--exit", "1")},
         "ps": {"command": ps},
     }
     airflow.write_job("ps-crash", job)
