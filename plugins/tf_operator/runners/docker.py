@@ -27,6 +27,7 @@ from tf_operator.runners.docker_logs import Logs
 from tf_operator.runners.docker_output import Spool
 from tf_operator.runners.docker_start import start_container
 from tf_operator.runners.run_folder import RunFolder
+from tf_operator.runners.watches import Watches
 
 START_WAIT = 120.0
 """Seconds to wait for another start of the same replica: it may be pulling."""
@@ -67,7 +68,7 @@ class DockerRunner:
         self.engine = Engine(self.url, conn_id, patience)
         self.containers = Containers(self.engine)
         self._logs = Logs(self.url, self.containers, masks)
-        self._watching: dict[str, int] = {}
+        self._watches = Watches()
         self._beats: dict[str, float] = {}
         self._away_since: float | None = None
 
@@ -135,7 +136,7 @@ class DockerRunner:
         folder.write_record({"container": found.id, "start": start, "pid": found.pid})
         self._logs.know(found.id, launch.secrets.mask)
         self._beats[found.id] = time.monotonic()
-        self._watch(folder)
+        self._watches.look(folder)
         return self.handle_of(found)
 
     # -- while it lives
@@ -155,7 +156,7 @@ class DockerRunner:
             return Exit(code=137, signal="SIGKILL", reason="its container was removed by somebody else")
         if found.state["Status"] in ENDED:
             return self._record(folder, found)
-        self._watch(folder)
+        self._watches.look(folder)
         with contextlib.suppress(RunnerError):
             self._beat(found)
             self._kill_if_due(folder, found, start)
@@ -230,7 +231,7 @@ class DockerRunner:
     def remove(self, handle: Handle, keep_output: bool = True) -> None:
         """Remove container and records of this start, and the run's network with its last container."""
         folder = self._folder(handle.identity)
-        self._unwatch(folder)
+        self._watches.drop(folder)
         found = self.containers.get(handle.data["container"])
         if found is not None:
             if found.state["Status"] not in (*ENDED, "created"):
@@ -297,24 +298,10 @@ class DockerRunner:
             stopping=folder.stop_request(labels.start) is not None,
         )
 
-    def _watch(self, folder: RunFolder) -> None:
-        """Say that somebody looks, and hold a lock that tells so for as long as this process lives."""
-        with contextlib.suppress(FileNotFoundError):
-            folder.touch_watched()
-            if folder.key not in self._watching:
-                descriptor = locks.acquire(folder.watched, shared=True)
-                if descriptor is not None:
-                    self._watching[folder.key] = descriptor
-
-    def _unwatch(self, folder: RunFolder) -> None:
-        if descriptor := self._watching.pop(folder.key, None):
-            os.close(descriptor)
-
     def close(self) -> None:
         """Stop being a watcher of anything."""
         self._logs.close()
-        while self._watching:
-            os.close(self._watching.popitem()[1])
+        self._watches.close()
         self.engine.close()
 
     def _folder(self, identity: Identity) -> RunFolder:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
@@ -19,6 +18,7 @@ from tf_operator.runners.clearing import clear, remove, settle, take_keeper_lock
 from tf_operator.runners.keeper_start import make_orders, start_keeper
 from tf_operator.runners.records import handle_of, new_record, process_of
 from tf_operator.runners.run_folder import RunFolder
+from tf_operator.runners.watches import Watches
 
 RENEWAL_WAIT = 5.0
 """Seconds for a keeper to replace secret files; a tick of its own is one."""
@@ -32,7 +32,7 @@ class ProcessRunner:
             raise RunnerError(f"the process runner needs Linux, this is {sys.platform}: use runtime kind docker")
         self.state_dir = state_dir.resolve()
         self._ports = PortLeases(self.state_dir / "ports", port_range, host)
-        self._watching: dict[str, int] = {}
+        self._watches = Watches()
 
     def reserve(self, identity: Identity, preferred: str | None) -> PortLease:
         """Lease a port; see `PortLeases.reserve`."""
@@ -80,7 +80,7 @@ class ProcessRunner:
         folder.write_record(record)
         fds = [identity_fd, *lease.fds, *launch.device_fds]
         start_keeper(folder, make_orders(launch, start, record, keeper_fd, fds), launch.identity)
-        self._watch(folder)
+        self._watches.look(folder)
         return handle_of(folder.record() or record)
 
     def poll(self, handle: Handle) -> Exit | None:
@@ -88,7 +88,7 @@ class ProcessRunner:
         folder, start = self._folder(handle.identity), handle.data["start"]
         end = folder.exit(start)
         if end is None and folder.path.is_dir():
-            self._watch(folder)
+            self._watches.look(folder)
             if locks.is_held(folder.keeper_lock):
                 return None
             settle(folder)
@@ -96,15 +96,6 @@ class ProcessRunner:
             if end is None and locks.is_held(folder.keeper_lock):
                 return None
         return Exit(**(end or {"code": 137, "stopped": True, "reason": "it was removed by somebody else"}))
-
-    def _watch(self, folder: RunFolder) -> None:
-        """Say that somebody looks, and hold a lock that tells so for as long as this process lives."""
-        with contextlib.suppress(FileNotFoundError):
-            folder.touch_watched()
-            if folder.key not in self._watching:
-                descriptor = locks.acquire(folder.watched, shared=True)
-                if descriptor is not None:
-                    self._watching[folder.key] = descriptor
 
     def output(self, handle: Handle, offset: int, limit: int = 65536) -> tuple[bytes, int]:
         """Masked output of this start, also after its end; nothing once it was removed."""
@@ -153,8 +144,7 @@ class ProcessRunner:
     def remove(self, handle: Handle, keep_output: bool = True) -> None:
         """Remove what this start left; a newer start of the same identity is not touched."""
         folder = self._folder(handle.identity)
-        if descriptor := self._watching.pop(folder.key, None):
-            os.close(descriptor)
+        self._watches.drop(folder)
         record = folder.record()
         if record is None or record["start"] != handle.data["start"]:
             return
@@ -164,8 +154,7 @@ class ProcessRunner:
 
     def close(self) -> None:
         """Stop being a watcher of anything."""
-        while self._watching:
-            os.close(self._watching.popitem()[1])
+        self._watches.close()
 
     def _folder(self, identity: Identity) -> RunFolder:
         return RunFolder(self.state_dir, identity.key)
