@@ -77,19 +77,25 @@ def device_users() -> dict[str, list[User]]:
 
 @contextlib.contextmanager
 def _driver() -> Iterator[Any]:
-    """The driver's library, None where it is not installed. DeviceError where it is, and fails."""
+    """The driver's library, None where there is no driver. DeviceError where there is one, and it fails."""
     nvml: Any = importlib.import_module("pynvml")
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError:
+    except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded):
         yield None
         return
+    except nvml.NVMLError as error:
+        raise _failed(error) from error
     try:
         yield nvml
     except nvml.NVMLError as error:
-        raise DeviceError(f"the NVIDIA driver of this host fails ({error}): see nvidia-smi") from error
+        raise _failed(error) from error
     finally:
         nvml.nvmlShutdown()
+
+
+def _failed(error: Exception) -> DeviceError:
+    return DeviceError(f"the NVIDIA driver of this host fails ({error}): see nvidia-smi")
 
 
 def _found(nvml: Any) -> list[tuple[Device, Any]]:

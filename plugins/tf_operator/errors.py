@@ -11,6 +11,7 @@ TfOperatorError
 │   │   └── VisibleDevicesError  ... because it would see other GPUs than it was given: no retry will help
 │   └── EngineUnavailableError   the container engine does not answer (may pass: retryable)
 ├── DeviceError            the devices a replica asked for are not free on this host (may pass: retryable)
+│   └── NoSuchDeviceError  ... and never will be here: only another host can help
 ├── ServiceError           a service of the demo (Airflow, OpenBao) could not be started or does not answer
 │   └── ApiError           Airflow's API refused a call; `status` is the HTTP status, 0 where it is out of reach
 └── SecretError            a secret could not be read; never carries a value
@@ -64,6 +65,10 @@ class EngineUnavailableError(RunnerError):
 
 class DeviceError(TfOperatorError):
     """The devices a replica asked for are not free on this host."""
+
+
+class NoSuchDeviceError(DeviceError):
+    """This host cannot give what a replica asks for, however long it waits."""
 
 
 class ServiceError(TfOperatorError):

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from tf_operator import locks
 from tf_operator.devices import Device, User, device_users, inventory
-from tf_operator.errors import DeviceError
+from tf_operator.errors import DeviceError, NoSuchDeviceError
 from tf_operator.identity import Identity, ReplicaId
 
 __all__ = ["Device", "DeviceLease", "DeviceLeases", "Holder", "device_env", "holders", "inventory"]
@@ -114,7 +114,8 @@ class DeviceLeases:
     ) -> DeviceLease:
         """Lease whole devices, or for `gpus` < 1 that part of one.
 
-        Raises DeviceError if it can never be had here, or not within `timeout` seconds: it names the holders.
+        Raises NoSuchDeviceError if it can never be had here, DeviceError if not within `timeout` seconds: it names the
+        holders.
         """
         wanted = self._parts(identity, gpus, slots_per_gpu)
         if not wanted:
@@ -159,22 +160,22 @@ class DeviceLeases:
             return slots
         parts = gpus * slots
         if gpus < 0 or gpus > 1 or abs(parts - round(parts)) > 1e-6 or (gpus and not round(parts)):
-            raise DeviceError(
+            raise NoSuchDeviceError(
                 f"{identity}: gpus {gpus:g} cannot be had with slots_per_gpu {slots}: "
                 f"give a whole number, or a multiple of 1/{slots} below 1"
             )
         if gpus and not self._ids:
-            raise DeviceError(f"{identity}: asks for {gpus:g} GPUs, this host has none")
+            raise NoSuchDeviceError(f"{identity}: asks for {gpus:g} GPUs, this host has none")
         return round(parts)
 
     def _check_number(self, identity: Identity, gpus: int) -> None:
         if gpus > len(self._ids):
-            raise DeviceError(
+            raise NoSuchDeviceError(
                 f"{identity}: asks for {gpus} GPUs, this host has {len(self._ids)}: "
                 "ask for less, or declare more in `gpus` of [tf_operator]"
             )
         if gpus > len(self._fit_for(gpus)):
-            raise DeviceError(
+            raise NoSuchDeviceError(
                 f"{identity}: asks for {gpus} GPUs, of this host's devices {len(self._fit_for(gpus))} are no MIG"
                 " slices: CUDA gives a program one slice at most; ask for 1, with more replicas"
             )

@@ -12,6 +12,7 @@ from tf_operator.errors import (
     DeviceError,
     ImageError,
     JobError,
+    NoSuchDeviceError,
     RunnerError,
     SecretError,
     SecretUnavailableError,
@@ -109,6 +110,9 @@ class ReplicaProgram:
             # Written before the start: one that is lost together with its watcher is counted, too.
             self._memory.save(started=start.generation)
             return self._launch(self._make_launch(start, devices))
+        except NoSuchDeviceError as error:
+            # Not final: its retry may be on another host.
+            return self._not_started(start, str(error), final=False)
         except DeviceError as error:
             return self._without_devices(start, error)
         except (SecretError, RunnerError, JobError) as error:

@@ -16,6 +16,10 @@ class NVMLError(Exception):
     pass
 
 
+class NVMLError_LibraryNotFound(NVMLError):  # noqa: N801, N818
+    pass
+
+
 class NVMLError_DriverNotLoaded(NVMLError):  # noqa: N801, N818 - the library's own names
     pass
 
@@ -40,7 +44,10 @@ def nvmlInit():  # noqa: N802
     path = os.environ.get("NVML_RECORDING")
     if not path:
         raise NVMLError_DriverNotLoaded("Driver Not Loaded")
-    _recording = json.loads(Path(path).read_text())
+    recording = json.loads(Path(path).read_text())
+    if "init_fault" in recording:
+        raise NVMLError(recording["init_fault"])
+    _recording = recording
 
 
 def nvmlShutdown():  # noqa: N802

@@ -13,7 +13,7 @@ import pytest
 from nvml_kit import GIB, cut, gpu, record, use
 
 from tf_operator.devices import device_users, inventory
-from tf_operator.errors import DeviceError
+from tf_operator.errors import DeviceError, NoSuchDeviceError
 from tf_operator.gpus import CONTEXT, DeviceLeases, device_env
 from tf_operator.identity import Identity, ReplicaId
 from tf_operator.runners import docker_spec
@@ -34,8 +34,11 @@ def test_no_driver_is_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (inventory(), device_users()) == ([], {})
 
 
-def test_a_driver_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, tmp_path, fault="GPU is lost")
+@pytest.mark.parametrize("when", ["fault", "init_fault"])
+def test_a_driver_that_fails_is_one_line_and_not_no_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    use(monkeypatch, tmp_path, **{when: "GPU is lost"})
     with pytest.raises(DeviceError, match=r"the NVIDIA driver of this host fails \(GPU is lost\): see nvidia-smi"):
         inventory()
 
@@ -59,7 +62,7 @@ def test_a_device_that_is_cut_up_stands_for_its_slices(tmp_path: Path, monkeypat
     found = inventory()
     assert [(device.id, device.mig) for device in found] == [("MIG-a", True), ("MIG-b", True), ("GPU-1", False)]
     leases = DeviceLeases(tmp_path)
-    with pytest.raises(DeviceError, match="of this host's devices 1 are no MIG slices"):
+    with pytest.raises(NoSuchDeviceError, match="of this host's devices 1 are no MIG slices"):
         leases.acquire(ME, 2)
     one = leases.acquire(ME, 1)
     assert one.ids == ("MIG-a",)

@@ -12,7 +12,7 @@ from fakes import (
 )
 from watcher_bench import Bench, FakeDevices, Killed, raises
 
-from tf_operator.errors import DeviceError, LaunchError, SecretError, SecretUnavailableError
+from tf_operator.errors import DeviceError, LaunchError, NoSuchDeviceError, SecretError, SecretUnavailableError
 from tf_operator.membership import Cluster, Member, Phase, Status, Verdict
 from tf_operator.membership.messages import NOT_STARTED
 from tf_operator.runners.base import Exit
@@ -293,6 +293,7 @@ def test_devices_that_never_come_are_a_fault_that_may_pass() -> None:
         (SecretUnavailableError("Vault is sealed"), False),
         (SecretError("secret/x: forbidden"), True),
         (LaunchError("no such working_dir"), False),
+        (NoSuchDeviceError("asks for 4 GPUs, this host has 2"), False),
     ],
 )
 def test_a_program_that_cannot_be_started(error: Exception, final: bool) -> None:

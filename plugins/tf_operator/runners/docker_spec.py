@@ -7,7 +7,7 @@ import math
 import os
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,9 +159,16 @@ def environment_of(launch: Launch) -> dict[str, str]:
         if not _ENV_NAME.fullmatch(name):
             raise LaunchError(f"{launch.identity}: env {name!r}: the container's shell would drop it; use A-Z, 0-9, _")
     env.setdefault("HOME", "/tmp")
-    if not launch.devices:
+    if launch.devices:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(_inside(launch.devices))
+    else:
         env["NVIDIA_VISIBLE_DEVICES"] = "void"
     return env | {"TINI_KILL_PROCESS_GROUP": "1"}
+
+
+def _inside(devices: Sequence[str]) -> list[str]:
+    """What CUDA calls them in a container that has no others: numbers begin at 0 again, uuids stay."""
+    return [str(place) if name.isdigit() else name for place, name in enumerate(devices)]
 
 
 def host_config_of(launch: Launch) -> dict[str, Any]:

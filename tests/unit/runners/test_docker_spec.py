@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tf_operator.errors import ImageError, LaunchError
+from tf_operator.gpus import device_env
 from tf_operator.identity import Identity, ReplicaId
 from tf_operator.runners import docker_entry, docker_images, docker_spec
 from tf_operator.runners.base import Exit, Launch, SecretBundle, SecretFile
@@ -41,6 +42,13 @@ def test_devices_are_requested_by_id_and_none_means_none() -> None:
     assert (request["DeviceIDs"], request["Count"], request["Capabilities"]) == (["GPU-1", "GPU-3"], 0, [["gpu"]])
     assert "device_requests" not in docker_spec.host_config_of(launch())
     assert docker_spec.environment_of(launch())["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+@pytest.mark.parametrize(("given", "seen"), [(("2", "3"), "0,1"), (("GPU-9", "GPU-4"), "GPU-9,GPU-4"), ((), "-1")])
+def test_cuda_counts_from_0_again_in_a_container(given: tuple[str, ...], seen: str) -> None:
+    made = launch(devices=given, env=device_env(given))
+    assert docker_spec.environment_of(made)["CUDA_VISIBLE_DEVICES"] == seen
+    assert docker_spec.environment_of(made)["NVIDIA_VISIBLE_DEVICES"] == (",".join(given) or "void")
 
 
 @pytest.mark.parametrize(("user", "expected"), [("7", (7, 7)), ("7:8", (7, 8)), (None, None)])
