@@ -38,11 +38,23 @@ def read_plan(ref: GroupRef) -> Plan | None:
     return Plan.model_validate(data) if data else None
 
 
-def replace_plan(ref: GroupRef, plan: Plan) -> None:
+def keep_plan(ref: GroupRef, plan: Plan) -> None:
+    """A copy beside the cluster: Airflow deletes plan's own where plan is cleared, before it can refuse that."""
+    value = plan.model_dump(mode="json")
+    XCom.set(key=PLAN_KEY, value=value, dag_id=ref.dag_id, run_id=ref.run_id, task_id=ref.task("cluster"))
+
+
+def kept_plan(ref: GroupRef) -> Plan | None:
+    """The copy; None where there is none."""
+    data = XCom.get_one(key=PLAN_KEY, dag_id=ref.dag_id, run_id=ref.run_id, task_id=ref.task("cluster"), map_index=-1)
+    return Plan.model_validate(data) if data else None
+
+
+def replace_plan(ref: GroupRef, plan: Plan, elapsed: float) -> None:
     """Begin the attempt after `plan`'s, once: who comes again after a broken-off call changes nothing."""
     current = read_plan(ref)
     if current is None or current.attempt == plan.attempt:
-        value = plan.next_attempt().model_dump(mode="json")
+        value = plan.next_attempt(elapsed).model_dump(mode="json")
         XCom.set(key=PLAN_KEY, value=value, dag_id=ref.dag_id, run_id=ref.run_id, task_id=ref.task("plan"))
 
 

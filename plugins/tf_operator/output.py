@@ -89,5 +89,6 @@ class OutputLines:
 
 
 def _text(piece: bytes) -> str:
-    text = piece[:MAX_LINE].decode("utf-8", "replace")
+    # The last lines travel in XComs, and PostgreSQL has no NUL in a text.
+    text = piece[:MAX_LINE].decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
     return f"{text} [cut, {len(piece)} bytes]" if len(piece) > MAX_LINE else text

@@ -24,10 +24,12 @@ class Plan(BaseModel):
     slots_per_gpu: int = 1
     again: int = 0
     """How many attempts before this one let go after a start_timeout."""
+    elapsed: float = 0.0
+    """Seconds those have held their slots."""
 
-    def next_attempt(self) -> Plan:
-        """The plan of the attempt that comes after this one has let go."""
-        return self.model_copy(update={"attempt": uuid.uuid4().hex, "again": self.again + 1})
+    def next_attempt(self, elapsed: float) -> Plan:
+        """The plan of the attempt that comes after this one has let go, `elapsed` seconds into the job."""
+        return self.model_copy(update={"attempt": uuid.uuid4().hex, "again": self.again + 1, "elapsed": elapsed})
 
 
 @dataclass(frozen=True)

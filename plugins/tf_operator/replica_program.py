@@ -73,7 +73,7 @@ class ReplicaProgram:
 
     def _adopt(self, handle: Handle) -> Change:
         self._follower.adopt(handle, self._memory.position())
-        self._watch_model_dir()
+        self._watch_model_dir(self._job.run_policy.stall_timeout)
         self._log(f"adopted the program of {self._identity.replica}: its watcher was lost, the program was not")
         return {
             "status": Status.RUNNING,
@@ -138,7 +138,7 @@ class ReplicaProgram:
         if self._lease is None:
             raise RunnerError(f"{launch.identity.replica}: no address is held to start at")
         handle = self._follower.start(launch, self._lease)
-        self._watch_model_dir()
+        self._watch_model_dir(self._job.run_policy.stall_timeout)
         where = f"devices {','.join(launch.devices)}" if launch.devices else "no device"
         self._log(f"started {launch.identity.replica} at {handle.address}, generation {launch.generation}, {where}")
         return {"status": Status.RUNNING, "generation": launch.generation, "pid": _pid(handle)}
@@ -240,14 +240,16 @@ class ReplicaProgram:
 
     # -- signs of life
 
-    def _watch_model_dir(self) -> None:
-        limit = self._job.run_policy.stall_timeout
+    def _watch_model_dir(self, limit: float | None) -> None:
+        self._signs = None
         if limit is not None and self._identity.replica in deciders(self._job):
             self._signs = ModelDirSigns(self._job.model_dir, self._clock, interval=max(1.0, limit / 20))
 
-    def is_stalled(self) -> bool:
-        """Whether the deciding program has given no sign of life (output, files) for `stall_timeout`."""
-        limit = self._job.run_policy.stall_timeout
+    def is_stalled(self, unserved: bool) -> bool:
+        """Whether the deciding program has given no sign of life (output, files) for as long as it may."""
+        limit, _ = self._job.run_policy.silence(unserved)
+        if limit is not None and self._signs is None:
+            self._watch_model_dir(limit)
         if limit is None or self._signs is None:
             return False
         return self._clock() - max(self._follower.last_output, self._signs.last_change()) > limit

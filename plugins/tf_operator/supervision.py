@@ -63,6 +63,7 @@ class Watcher:
         self._member = Member(attempt, 0, "", Status.READY, host=host.name)
         self._unsaid = False
         self._stopping: str | None = None
+        self._unserved = False
         self._ended_at = clock()
         self._outage_since: float | None = None
         self._tail_until: float | None = None
@@ -182,7 +183,11 @@ class Watcher:
             self._on_end(end)
             return
         self._program.tend_secrets()
-        if self._stopping is None and self._member.status is Status.RUNNING and self._program.is_stalled():
+        if (
+            self._stopping is None
+            and self._member.status is Status.RUNNING
+            and self._program.is_stalled(self._unserved)
+        ):
             self._publish(status=Status.STALLED)
 
     def _on_end(self, end: Exit) -> None:
@@ -208,7 +213,7 @@ class Watcher:
     # -- the owner's word
 
     def _obey(self, cluster: Cluster) -> Outcome | None:
-        member = self._member
+        member, self._unserved = self._member, bool(cluster.unserved)
         if member.status is Status.EXITED:
             return self._after_end(cluster)
         if member.status is Status.READY:

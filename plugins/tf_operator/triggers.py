@@ -61,7 +61,7 @@ class ClusterTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Lead the attempt to its end, hold the slots until the replicas have let go, then end the task."""
         tries_left = max(0, self.plan.job.run_policy.backoff_limit - self.plan.again)
-        owner = Owner(self.plan.job, begin(self.plan.job, self.plan.attempt, tries_left))
+        owner = Owner(self.plan.job, begin(self.plan.job, self.plan.attempt, tries_left, self.plan.elapsed))
         try:
             owner = await self._take_up(owner)
             await self._lead(owner)
@@ -97,6 +97,7 @@ class ClusterTrigger(BaseTrigger):
             return Owner(self.plan.job, earlier)
         if wrong := self._wrong_slots():
             owner.fail(wrong)
+        await self._quietly(airflow_io.keep_plan, self.ref, self.plan)
         await self._publish(owner.cluster)
         return owner
 
@@ -179,7 +180,7 @@ class ClusterTrigger(BaseTrigger):
         again = owner.cluster.again_after is not None
         released = await self._wait_until_released(airflow_io.HOLDING if again else airflow_io.LIVE)
         if again and released:
-            while not await self._quietly(airflow_io.replace_plan, self.ref, self.plan):
+            while not await self._quietly(airflow_io.replace_plan, self.ref, self.plan, owner.cluster.elapsed):
                 await asyncio.sleep(TICK)
         elif again:
             owner.fail_for_good()

@@ -207,6 +207,27 @@ def test_a_full_disk_does_not_end_the_program_and_is_told(process_kit: ProcessKi
     assert "bytes of output lost: no space left on device" in str(end.reason)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small disk of the test's own needs root")
+def test_a_program_on_a_full_disk_is_stopped_sooner_too_and_removed(process_kit: ProcessKit, tmp_path: Path) -> None:
+    process_kit.state_dir.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(process_kit.state_dir)], check=True)
+    try:
+        handle = process_kit.start("--out", str(tmp_path), "--on-term", "ignore", "--sleep", "long")
+        process_kit.record(tmp_path)
+        with pytest.raises(OSError, match="No space left"), (process_kit.state_dir / "full").open("wb", 0) as full:
+            while True:
+                full.write(bytes(4096))
+        process_kit.runner.stop(handle, 600.0)
+        process_kit.runner.stop(handle, 0.5)
+        end = process_kit.wait(handle)
+        assert (end.code, end.stopped) == (137, True)
+        process_kit.runner.remove(handle)
+        assert process_kit.another().find(handle.identity) is None
+    finally:
+        process_kit.close()
+        subprocess.run(["umount", "-l", str(process_kit.state_dir)], check=True)
+
+
 def test_a_lease_that_was_given_up_is_refused(process_kit: ProcessKit) -> None:
     launch = process_kit.launch("--exit", "0")
     lease = process_kit.runner.reserve(launch.identity, None)

@@ -192,6 +192,16 @@ def test_a_group_cleared_after_its_failure(jobs: Jobs) -> None:
     assert "begins after step 3" in run.log("chief-0")
 
 
+def test_only_plan_cleared(jobs: Jobs) -> None:
+    run = jobs["cluster-cleared"]
+    pid, tries = run.wait_running("chief-0"), run.task("plan").try_number
+    insist(lambda: run.clear_task("plan"))
+    wait_for(lambda: (plan := run.task("plan")).try_number > tries and plan.state == "success", 60, "plan, again")
+    assert "the job goes on as it was planned: clear the whole group for a new attempt" in run.log("plan")
+    assert run.pid("chief-0") == pid and run.state == "running"
+    assert run.xcom("plan", "plan")["attempt"] == run.cluster()["attempt"]
+
+
 def test_only_cluster_cleared(jobs: Jobs) -> None:
     run = jobs["cluster-cleared"]
     insist(lambda: run.clear_task("cluster"))

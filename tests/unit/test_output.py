@@ -26,6 +26,7 @@ def lines_of(data: bytes, size: int = 10**9) -> list[str]:
         (b"a\rb\rc", ["a", "b", "c"]),
         (b"\r  0%\r 50%\r100%\ndone\n", ["  0%", " 50%", "100%", "done"]),
         ("ä€😀\n".encode(), ["ä€😀"]),
+        (b"nul \x00 in it\n", ["nul \ufffd in it"]),
         (b"good \xc3\xa9 bad \xff\xfe\xc3( end\n", ["good é bad \ufffd\ufffd\ufffd( end"]),
         (b"no end", ["no end"]),
         (b"", []),

@@ -161,6 +161,17 @@ def test_a_runner_that_never_answers_again_ends_the_watch_and_leaves_the_program
 # -- stall
 
 
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_decider_is_watched_for_silence_once_a_server_has_ended(quiet: bool, tmp_path: Path) -> None:
+    bench = Bench(make_job(policy={"start_timeout": 100}, model_dir=str(tmp_path)), "chief-0")
+    bench.after(300, lambda: bench.say(unserved=("ps-0",)))
+    if not quiet:
+        bench.after(380, lambda: (tmp_path / "ckpt").touch())
+    bench.after(450, bench.finish)
+    bench.run()
+    assert (Status.STALLED in bench.statuses) is quiet
+
+
 @pytest.mark.parametrize(
     ("name", "policy", "stalls"),
     [("chief-0", "chief", True), ("worker-1", "chief", False), ("worker-1", "all_workers", True)],

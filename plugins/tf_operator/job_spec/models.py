@@ -201,7 +201,7 @@ class RunPolicy(Part):
     start_timeout: Deadline = "10m"
     """From admission until all replicas are ready; past it everything is let go, and the job tries again."""
     active_deadline: MaybeDeadline = None
-    """How long the job may run."""
+    """How long the job may hold its slots, in all attempts together."""
     stall_timeout: MaybeDeadline = None
     """How long the deciding replica may show no sign of life before all start again."""
     backoff_limit: Whole = 3

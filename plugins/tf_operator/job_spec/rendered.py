@@ -90,6 +90,15 @@ class RenderedRunPolicy(_Data):
     orphan_timeout: float = 900
     clean_policy: Literal["all", "keep_failed"] = "all"
 
+    def silence(self, unserved: bool) -> tuple[float | None, str]:
+        """How long the deciding replica may show no sign of life, and the field that says so.
+
+        `unserved`: a server it may be waiting for has ended.
+        """
+        if self.stall_timeout is None and unserved:
+            return self.start_timeout, "start_timeout"
+        return self.stall_timeout, "stall_timeout"
+
 
 class RenderedScheduling(_Data):
     """`slots` is set where the user said it; otherwise the sum of gpus x the pool's slots_per_gpu."""

@@ -18,6 +18,7 @@ from tf_operator.membership.judgement import judge_ends
 from tf_operator.membership.losses import lose, start_again
 from tf_operator.membership.messages import Cluster, Phase, Status
 from tf_operator.membership.restart_policy import out_of_retries
+from tf_operator.membership.restart_table import serves
 
 __all__ = ["ENDED", "GONE", "Facts", "Timers", "begin", "decide"]
 
@@ -25,9 +26,9 @@ START_MARGIN = 60.0
 """Seconds beyond `start_timeout` for a replica that may start: its watcher's own word on devices comes first."""
 
 
-def begin(job: RenderedJob, attempt: str, tries_left: int = 0) -> Cluster:
-    """The first message of an attempt. `tries_left`: see `Cluster`."""
-    return Cluster(attempt=attempt, launch={str(r): 1 for r in job.replicas}, tries_left=tries_left)
+def begin(job: RenderedJob, attempt: str, tries_left: int = 0, elapsed: float = 0.0) -> Cluster:
+    """The first message of an attempt. `tries_left`, `elapsed` (in the attempts before it): see `Cluster`."""
+    return Cluster(attempt, launch={str(r): 1 for r in job.replicas}, tries_left=tries_left, elapsed=elapsed)
 
 
 def decide(job: RenderedJob, cluster: Cluster, timers: Timers, facts: Facts) -> tuple[Cluster, Timers]:
@@ -35,7 +36,8 @@ def decide(job: RenderedJob, cluster: Cluster, timers: Timers, facts: Facts) -> 
     if cluster.phase.terminal:
         return cluster, timers
     timers = _watch(job, cluster, timers, facts)
-    for step in (_success, _deadline, _ended_outside, _returned, judge_ends, _stalled, _missing_too_long, _form):
+    steps = (_success, _deadline, _ended_outside, _returned, judge_ends, _unserved, _stalled, _missing_too_long, _form)
+    for step in steps:
         cluster = step(job, cluster, timers, facts)
         if cluster.phase.terminal:
             break
@@ -137,19 +139,34 @@ def _plain(address: str) -> str:
     return address.strip().lower().replace("[", "").replace("]", "")
 
 
+def _unserved(job: RenderedJob, cluster: Cluster, _timers: Timers, facts: Facts) -> Cluster:
+    """Note the servers that ended with 0. Mostly the job is about to end; if not, its silence now has a limit."""
+    deciding = deciders(job)
+    gone = tuple(str(r) for r in job.replicas if serves(job.strategy, r) and r not in deciding and facts.ended_well(r))
+    if gone == cluster.unserved or cluster.phase is not Phase.RUNNING:
+        return cluster
+    text = f"{', '.join(gone)} ended with exit code 0 while the job goes on: who needs it waits for ever"
+    return replace(cluster, unserved=gone, reason=text if gone else cluster.reason)
+
+
 def _stalled(job: RenderedJob, cluster: Cluster, _timers: Timers, facts: Facts) -> Cluster:
     for replica, member in facts.members.items():
         if member.status is Status.STALLED and not cluster.told_to_start(replica, member):
-            limit = job.run_policy.stall_timeout or 0.0
-            reason = f"{replica} gave no sign of life for {limit:.0f} s (run_policy.stall_timeout)"
+            limit, field = job.run_policy.silence(bool(cluster.unserved))
+            reason = f"{replica} gave no sign of life for {limit or 0.0:.0f} s (run_policy.{field})"
             cause = {"replica": str(replica), "end": "stalled"}
+            if cluster.unserved:
+                reason = f"{', '.join(cluster.unserved)} ended with exit code 0 while the job needs it: {reason}"
+                cause = {"replica": cluster.unserved[0], "end": "exit code 0"}
             return start_again(job, replace(cluster, cause=cause, consequences=()), job.replicas, reason)
     return cluster
 
 
 def _missing_too_long(job: RenderedJob, cluster: Cluster, timers: Timers, facts: Facts) -> Cluster:
     limit = job.run_policy.start_timeout
-    late = [name for name, since in timers.missing.items() if facts.now - since > limit + _extra(job, cluster, name)]
+    late = [
+        name for name, since in timers.missing.items() if facts.now - since > limit + _extra(job, cluster, facts, name)
+    ]
     if not late:
         return cluster
     states = ", ".join(f"{name} ({_where(ReplicaId.parse(name), facts)})" for name in late)
@@ -166,10 +183,19 @@ def _missing_too_long(job: RenderedJob, cluster: Cluster, timers: Timers, facts:
     return cluster.failed(reason, cause=cause, consequences=(), again_after=again_after)
 
 
-def _extra(job: RenderedJob, cluster: Cluster, name: str) -> float:
-    """A lost replica first waits `retry_delay`; one that may start has a watcher that speaks for it."""
+def _extra(job: RenderedJob, cluster: Cluster, facts: Facts, name: str) -> float:
+    """A lost replica, or a lost watcher, first waits `retry_delay`. A program whose watcher is lost goes on meanwhile:
+    it is waited for as long as it lives. One that may start has a watcher that speaks for it.
+    """
+    replica = ReplicaId.parse(name)
     if name in cluster.lost:
         return job.retry_delay
+    member = facts.members.get(replica)
+    if member is not None and facts.states.get(replica) in GONE:
+        lives = member.status in (Status.RUNNING, Status.STALLED)
+        return job.retry_delay + (
+            max(0.0, job.run_policy.orphan_timeout - job.run_policy.start_timeout) if lives else 0
+        )
     return START_MARGIN if cluster.phase is Phase.RUNNING else 0.0
 
 

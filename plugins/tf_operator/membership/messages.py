@@ -7,7 +7,7 @@ last one stay visible until a new process has begun. Numbers only grow within an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -70,9 +70,9 @@ class Member:
         end = data.get("end")
         return cls(
             **{
-                **data,
+                **_known(cls, data),
                 "status": Status(data["status"]),
-                "end": Exit(**end) if end else None,
+                "end": Exit(**_known(Exit, end)) if end else None,
                 "tail": tuple(data.get("tail", ())),
             }
         )
@@ -115,10 +115,12 @@ class Cluster:
     cause: Mapping[str, Any] | None = None
     """The first failure: replica, code, signal, reason, tail."""
     consequences: tuple[str, ...] = ()
+    unserved: tuple[str, ...] = ()
+    """Servers that ended with 0 while the job goes on: whoever still needs one waits for ever."""
     restarts: int = 0
     """Generations begun beyond the first, for whatever cause: bounded by `backoff_limit`."""
     elapsed: float = 0.0
-    """Seconds since admission, kept here so that they survive the owner's process."""
+    """Seconds the job has held its slots, in all attempts; kept here so that they survive the owner's process."""
     tries_left: int = 0
     """How often the job may still let go of everything after a start_timeout, to try again."""
     again_after: float | None = None
@@ -132,6 +134,7 @@ class Cluster:
             "verdicts": {k: {**asdict(v), "verdict": str(v.verdict)} for k, v in self.verdicts.items()},
             "lost": list(self.lost),
             "consequences": list(self.consequences),
+            "unserved": list(self.unserved),
         }
 
     @classmethod
@@ -143,11 +146,12 @@ class Cluster:
         }
         return cls(
             **{
-                **data,
+                **_known(cls, data),
                 "phase": Phase(data["phase"]),
                 "verdicts": verdicts,
                 "lost": tuple(data.get("lost", ())),
                 "consequences": tuple(data.get("consequences", ())),
+                "unserved": tuple(data.get("unserved", ())),
             }
         )
 
@@ -179,6 +183,12 @@ class Cluster:
     def failed(self, reason: str, **change: Any) -> Cluster:
         """The same cluster, failed."""
         return replace(self, phase=Phase.FAILED, reason=reason, **change)
+
+
+def _known(form: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what another version of this package says besides: installations are not upgraded all at once."""
+    names = {each.name for each in fields(form)}
+    return {key: value for key, value in data.items() if key in names}
 
 
 NOT_STARTED = 125

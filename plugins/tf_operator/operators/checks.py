@@ -39,11 +39,17 @@ def team(project: Path, name: str | None, plan: Plan) -> None:
         raise PreflightError("\n".join(f"job {plan.job.name}: {fault}" for fault in found))
 
 
-def refuse_second_plan(ref: GroupRef) -> None:
-    """PreflightError where plan was cleared alone: a new attempt would take the living job's replicas from it."""
+def living_plan(ref: GroupRef) -> Plan | None:
+    """The plan in force where plan was cleared alone: a new attempt would take the living job's replicas from it.
+
+    PreflightError where nobody has it any more.
+    """
     cluster = ref.task("cluster")
-    if airflow_io.task_states(ref, [cluster]).get(cluster) in ("deferred", "running"):
+    if airflow_io.task_states(ref, [cluster]).get(cluster) not in ("deferred", "running"):
+        return None
+    if (plan := airflow_io.kept_plan(ref)) is None:
         raise PreflightError(f"{cluster} of this run is alive: clear the whole group for a new attempt")
+    return plan
 
 
 def triggerer(warn: Callable[[str], None]) -> None:

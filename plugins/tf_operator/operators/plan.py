@@ -83,6 +83,10 @@ class PlanOperator(_JobOperator):
         job = self.rendered(context)
         self.log.info("effective params: %s", job.params)
         try:
+            if living := checks.living_plan(ref):
+                ti.xcom_push(airflow_io.PLAN_KEY, living.model_dump(mode="json"))
+                self.log.warning("the job goes on as it was planned: clear the whole group for a new attempt")
+                return indexes(living.job, self.of) if self.of else None
             plan = self._plan(job)
             self._check(plan, ref, context)
         except (SecretUnavailableError, OSError) as error:
@@ -141,7 +145,6 @@ class PlanOperator(_JobOperator):
     def _check(self, plan: Plan, ref: GroupRef, context: Context) -> None:
         """The cheap and local first; model_dir last, as that leaves something behind."""
         checks.team(Path(self.project_dir), self.team, plan)
-        checks.refuse_second_plan(ref)
         limits = checks.limits(context["dag"].max_active_tasks, self.executor, plan.slots_per_gpu)
         preflight.check(plan.job, limits)
         checks.triggerer(self.log.warning)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from airflow.sdk import BaseOperator, Context
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from tf_operator import airflow_io, settings
 from tf_operator.errors import JobError, RunnerError
@@ -49,7 +49,13 @@ class ResultOperator(BaseOperator):
             )
         if cluster.phase is not Phase.SUCCEEDED:
             raise AirflowFailException(self._why(cluster))
-        if (state := states.get(ref.task("cluster"))) != "success":
+        state = states.get(ref.task("cluster"))
+        if state in airflow_io.LIVE:
+            raise AirflowException(
+                f"the job succeeded ({cluster.reason}), but {ref.task('cluster')} is still {state} and holds its slots:"
+                " is a triggerer running?"
+            )
+        if state != "success":
             raise AirflowFailException(f"{ref.task('cluster')} is {state}: it was ended from outside")
         self.log.info("succeeded: %s; model_dir %s", cluster.reason, plan.job.model_dir)
         return {

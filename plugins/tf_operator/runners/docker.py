@@ -130,7 +130,7 @@ class DockerRunner:
 
     def _launch(self, folder: RunFolder, launch: Launch) -> Handle:
         start = folder.last_start() + 1
-        folder.reserve_exit(start)
+        folder.reserve(start)
         folder.touch_watched()
         found = start_container(self.engine, self.state_dir, launch, start, launch.termination_grace + KILL_MARGIN)
         folder.write_record({"container": found.id, "start": start, "pid": found.pid})

@@ -75,7 +75,7 @@ class ProcessRunner:
         keeper_fd, identity_fd = held
         start = folder.last_start() + 1
         record = new_record(launch, lease.address, start, folder)
-        folder.reserve_exit(start)
+        folder.reserve(start)
         folder.touch_watched()
         folder.write_record(record)
         fds = [identity_fd, *lease.fds, *launch.device_fds]

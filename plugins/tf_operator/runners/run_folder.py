@@ -13,12 +13,14 @@ The keeper holds two locks for as long as it lives: its own, and the identity's,
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-EXIT_SIZE = 4096
+RESERVED = 4096
+"""Bytes taken beforehand for each of `exit` and `stop`."""
 
 
 class RunFolder:
@@ -48,9 +50,6 @@ class RunFolder:
     def _stop(self, start: int) -> Path:
         return self.path / f"stop.{start}.json"
 
-    def _reserve(self, start: int) -> Path:
-        return self.path / f"exit.{start}.reserve"
-
     def _files(self) -> list[Path]:
         return list(self.path.iterdir()) if self.path.is_dir() else []
 
@@ -75,25 +74,17 @@ class RunFolder:
         """How a start ended; None while that is not recorded."""
         return _read(self._exit(start))
 
-    def reserve_exit(self, start: int) -> None:
-        """Take the disk space of `exit.<n>.json` now: a program that fills the disk must still be seen to end."""
-        _write(self._reserve(start), " " * EXIT_SIZE)
+    def reserve(self, start: int) -> None:
+        """Take the space of its end and its stop now: a program that fills the disk must be seen to end, and obey."""
+        for path in (self._exit(start), self._stop(start)):
+            _write(_reserve(path), " " * RESERVED)
 
     def write_exit(self, start: int, end: dict[str, Any]) -> None:
         """Record the end of a start, atomically."""
         text = json.dumps(end)
-        if len(text) > EXIT_SIZE:
+        if len(text) > RESERVED:
             text = json.dumps({**end, "reason": str(end.get("reason"))[:500]})
-        reserve = self._reserve(start)
-        if not reserve.exists():
-            return _write(self._exit(start), text)
-        descriptor = os.open(reserve, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.pwrite(descriptor, text.ljust(EXIT_SIZE).encode(), 0)
-        finally:
-            os.close(descriptor)
-        reserve.replace(self._exit(start))
-        return None
+        _write_reserved(self._exit(start), text)
 
     def stop_request(self, start: int) -> dict[str, Any] | None:
         """The request to stop a start, if there is one."""
@@ -101,7 +92,7 @@ class RunFolder:
 
     def request_stop(self, start: int, grace: float, **more: Any) -> None:
         """Ask the keeper to stop a start. `more`: what a runner without a keeper remembers of it."""
-        _write(self._stop(start), json.dumps({"grace": grace, **more}))
+        _write_reserved(self._stop(start), json.dumps({"grace": grace, **more}))
 
     def touch_watched(self) -> None:
         """Leave a sign that a watcher looked."""
@@ -130,6 +121,33 @@ def _read(path: Path) -> dict[str, Any] | None:
         # Unreadable after a crash of the machine is as good as absent: every writer replaces whole files.
         return None
     return value if isinstance(value, dict) else None
+
+
+def _reserve(path: Path) -> Path:
+    return path.with_suffix(".reserve")
+
+
+def _write_reserved(path: Path, text: str) -> None:
+    """Atomically into the space that was taken for it. A second time a full disk leaves only the first's own place."""
+    reserve = _reserve(path)
+    if reserve.exists():
+        _overwrite(reserve, text)
+        reserve.replace(path)
+        return
+    try:
+        _write(path, text)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not path.exists():
+            raise
+        _overwrite(path, text)
+
+
+def _overwrite(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(descriptor, text.ljust(RESERVED).encode(), 0)
+    finally:
+        os.close(descriptor)
 
 
 def _write(path: Path, text: str) -> None:

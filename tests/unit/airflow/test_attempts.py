@@ -8,6 +8,8 @@ import pytest
 from fakes import make_job
 
 from tf_operator import airflow_io
+from tf_operator.errors import PreflightError
+from tf_operator.operators import checks
 from tf_operator.plan import GroupRef, Place, Plan
 
 REF = GroupRef("d", "r", "train")
@@ -39,12 +41,34 @@ def test_what_a_replica_hears_of_its_owner(
     assert channel.owner_state() == heard
 
 
+@pytest.mark.parametrize("state", ["deferred", "running", "success", None])
+def test_a_plan_cleared_alone_goes_on_as_it_was_while_the_job_lives(
+    monkeypatch: pytest.MonkeyPatch, state: str | None
+) -> None:
+    """Airflow has deleted plan's own XComs by then: the copy beside the cluster counts."""
+    stored: dict[str, Any] = {}
+    monkeypatch.setattr(airflow_io.XCom, "get_one", lambda **call: stored.get(call["task_id"]))
+    monkeypatch.setattr(airflow_io.XCom, "set", lambda **call: stored.update({call["task_id"]: call["value"]}))
+    monkeypatch.setattr(airflow_io, "task_states", lambda ref, ids: {"train.cluster": state})
+    lives = state in ("deferred", "running")
+    if lives:
+        with pytest.raises(PreflightError, match=r"train\.cluster of this run is alive: clear the whole group"):
+            checks.living_plan(REF)
+    airflow_io.keep_plan(REF, plan())
+    assert checks.living_plan(REF) == (plan() if lives else None)
+
+
 def test_the_plan_is_replaced_once_however_often_a_triggerer_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     stored: dict[str, Any] = {"value": plan().model_dump(mode="json")}
     monkeypatch.setattr(airflow_io.XCom, "get_one", lambda **_: stored["value"])
     monkeypatch.setattr(airflow_io.XCom, "set", lambda **call: stored.update(call))
-    airflow_io.replace_plan(REF, plan())
+    airflow_io.replace_plan(REF, plan(), 70.0)
     second = airflow_io.read_plan(REF)
-    assert second and (second.again, stored["task_id"], stored["key"]) == (1, "train.plan", "plan")
-    airflow_io.replace_plan(REF, plan())
+    assert second and (second.again, second.elapsed, stored["task_id"], stored["key"]) == (
+        1,
+        70.0,
+        "train.plan",
+        "plan",
+    )
+    airflow_io.replace_plan(REF, plan(), 80.0)
     assert airflow_io.read_plan(REF) == second

@@ -45,14 +45,15 @@ class Board:
         patch.setattr(airflow_io, "write_cluster", self._write)
         patch.setattr(airflow_io, "read_plan", lambda ref: self.plan)
         patch.setattr(airflow_io, "replace_plan", self._replace_plan)
+        patch.setattr(airflow_io, "keep_plan", lambda ref, plan: None)
         patch.setattr(airflow_io, "read_member", lambda ref, place: self.member)
         patch.setattr(airflow_io, "task_states", lambda ref, ids: self.states)
         patch.setattr(airflow_io, "register_holder", lambda pool, ref, slots: None)
         patch.setattr(airflow_io, "unregister_holder", lambda pool, ref: None)
         patch.setattr(airflow_io, "holders", lambda pool: [])
 
-    def _replace_plan(self, ref: GroupRef, plan: Plan) -> None:
-        self.plan = plan.next_attempt()
+    def _replace_plan(self, ref: GroupRef, plan: Plan, elapsed: float) -> None:
+        self.plan = plan.next_attempt(elapsed)
 
     def _write(self, ref: GroupRef, cluster: Cluster) -> None:
         self.clusters.append(cluster)
@@ -137,6 +138,7 @@ def test_after_a_start_timeout_the_slots_are_let_go_and_the_next_attempt_is_plan
     assert type(event) is TriggerEvent, "no end event: it leads back through the pool"
     assert board.clusters[-1].again_after == event.payload["again_after"] > 0
     assert board.plan and board.plan.again == 1
+    assert board.plan.elapsed == board.clusters[-1].elapsed > 0, "active_deadline is the whole job's"
     assert board.plan.attempt != "a1"
 
     second = ClusterTrigger("d", "r", "train", ["worker"], board.plan.model_dump(mode="json"))

@@ -10,7 +10,7 @@ from fakes import make_job
 from membership_world import DONE, FAILED, KILLED, World
 
 from tf_operator.identity import ReplicaId
-from tf_operator.membership import Facts, Member, Phase, Status, Timers, begin, decide, deciders
+from tf_operator.membership import Facts, Member, Owner, Phase, Status, Timers, begin, decide, deciders
 from tf_operator.membership.backoff import pause
 from tf_operator.runners.base import Exit
 
@@ -216,6 +216,29 @@ def test_a_program_that_cannot_be_stopped_for_the_next_generation_fails_the_job(
     assert "chief-0 (running)" in world.cluster.reason
 
 
+@pytest.mark.parametrize(("lives", "patience"), [(True, 900 + 30), (False, 60 + 30)])
+def test_a_lost_watcher_is_waited_for_while_its_program_may_live(lives: bool, patience: int) -> None:
+    """Its retry may be late: its retry_delay, a paused DAG, a scheduler that is away."""
+    world = World(make_job(policy={"start_timeout": 60, "orphan_timeout": 900}, retry_delay=30.0))
+    if not lives:
+        world.end("worker-1", KILLED)
+        world.settle()
+    world.states[ReplicaId("worker", 1)] = "up_for_retry"
+    world.step()
+    assert world.step(patience - 5).phase is Phase.RUNNING
+    assert world.step(10).phase is Phase.FAILED
+    assert "worker-1 (up_for_retry)" in world.cluster.reason
+
+
+def test_active_deadline_counts_all_attempts() -> None:
+    job = make_job(policy={"active_deadline": 1000})
+    owner = Owner(job, begin(job, "a2", elapsed=990.0), clock=iter([0.0, 5.0, 11.0]).__next__)
+    owner.step({}, {})
+    assert owner.cluster.phase is Phase.FORMING
+    owner.step({}, {})
+    assert owner.cluster.reason.startswith("active_deadline: the job ran for 1001 s")
+
+
 def test_active_deadline_survives_the_owner_and_outranks_old_causes() -> None:
     world = World(make_job(policy={"active_deadline": 1000}))
     world.end("worker-0", KILLED)
@@ -244,6 +267,37 @@ def test_a_stalled_job_starts_again_as_a_whole_until_backoff_limit() -> None:
         " the job was started again 2 times, backoff_limit is 2 (run_policy.backoff_limit)"
     )
     assert world.own_faults[ReplicaId("chief", 0)] == 0
+
+
+# -- servers that end
+
+
+def test_a_server_that_ended_with_0_is_named_and_bounds_the_silence_of_the_job() -> None:
+    world = World(make_job(policy={"start_timeout": 60, "backoff_limit": 1}))
+    for generation in (1, 2):
+        world.end("ps-0", DONE)
+        world.settle()
+        assert (world.cluster.phase, world.cluster.unserved) == (Phase.RUNNING, ("ps-0",))
+        assert world.cluster.reason == "ps-0 ended with exit code 0 while the job goes on: who needs it waits for ever"
+        assert world.cluster.generation == generation
+        world.resume()
+        world.change("chief-0", status=Status.STALLED)
+        world.settle()
+    assert world.cluster.phase is Phase.FAILED
+    assert world.cluster.reason == (
+        "ps-0 ended with exit code 0 while the job needs it: chief-0 gave no sign of life for 60 s"
+        " (run_policy.start_timeout); the job was started again 1 times, backoff_limit is 1 (run_policy.backoff_limit)"
+    )
+    assert world.cluster.cause == {"replica": "ps-0", "end": "exit code 0"}
+
+
+def test_a_server_that_ended_with_0_just_before_its_job_is_no_fault() -> None:
+    world = World(make_job())
+    world.end("ps-0", DONE)
+    world.settle()
+    world.end("chief-0", DONE)
+    assert world.settle().phase is Phase.SUCCEEDED
+    assert world.cluster.reason == "chief-0 ended with exit code 0"
 
 
 # -- addresses

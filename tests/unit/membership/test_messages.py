@@ -32,6 +32,14 @@ def test_member_through_json(status: Status) -> None:
     assert Member.from_json(json.loads(json.dumps(bare.to_json()))) == bare
 
 
+def test_what_another_version_says_besides_is_passed_over() -> None:
+    member = Member("a1", 1, "h:1", Status.EXITED, end=Exit(code=1))
+    data = member.to_json() | {"mood": "fine", "end": {"code": 1, "weather": "rain"}}
+    assert Member.from_json(data) == member
+    cluster = running_cluster(make_job())
+    assert Cluster.from_json(cluster.to_json() | {"mood": "fine"}) == cluster
+
+
 @pytest.mark.parametrize("phase", list(Phase))
 def test_cluster_through_json(phase: Phase) -> None:
     cluster = running_cluster(

@@ -13,7 +13,7 @@ import pytest
 from tf_operator.runners import process_tree, secret_files
 from tf_operator.runners.keeper import describe, signal_name
 from tf_operator.runners.output_log import OutputLog
-from tf_operator.runners.run_folder import EXIT_SIZE, RunFolder
+from tf_operator.runners.run_folder import RESERVED, RunFolder
 
 
 def test_a_keeper_imports_little() -> None:
@@ -161,9 +161,9 @@ def test_an_end_is_recorded_whole_however_long_its_reason(tmp_path: Path, reserv
     folder = RunFolder(tmp_path, "job-worker-0")
     folder.create()
     if reserved:
-        folder.reserve_exit(1)
+        folder.reserve(1)
     assert folder.exit(1) is None
-    folder.write_exit(1, {"code": 1, "reason": "x" * 2 * EXIT_SIZE})
+    folder.write_exit(1, {"code": 1, "reason": "x" * 2 * RESERVED})
     end = folder.exit(1)
     assert end
     assert (end["code"], end["reason"]) == (1, "x" * 500)

@@ -1,0 +1,46 @@
+"""result: what makes a run green, red, or worth another look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from fakes import make_job, running_cluster
+
+from tf_operator import airflow_io
+from tf_operator.membership import Phase
+from tf_operator.operators import result
+from tf_operator.operators.result import ResultOperator
+from tf_operator.plan import Plan
+
+
+class Instance:
+    dag_id, run_id = "d", "r"
+
+
+@pytest.mark.parametrize(
+    ("state", "told", "again"),
+    [
+        ("success", None, False),
+        ("deferred", r"the job succeeded .* train.cluster is still deferred .*: is a triggerer running\?", True),
+        ("failed", "train.cluster is failed: it was ended from outside", False),
+    ],
+)
+def test_a_success_counts_once_the_cluster_has_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, state: str, told: str | None, again: bool
+) -> None:
+    job = make_job(model_dir=str(tmp_path))
+    cluster = running_cluster(job, phase=Phase.SUCCEEDED, reason="chief-0 ended with exit code 0")
+    plan = Plan(attempt=cluster.attempt, job=job, pool="gpu", slots=1)
+    monkeypatch.setattr(result, "CLUSTER_WAIT", 0.0)
+    monkeypatch.setattr(airflow_io, "task_states", lambda ref, ids: {"train.plan": "success", "train.cluster": state})
+    monkeypatch.setattr(airflow_io, "read_plan", lambda ref: plan)
+    monkeypatch.setattr(airflow_io, "read_cluster", lambda ref, attempt: cluster)
+    operator = ResultOperator(task_id="result", group_id="train")
+    if told is None:
+        assert operator.execute({"ti": Instance()})["attempt"] == plan.attempt  # type: ignore[typeddict-item]
+        return
+    with pytest.raises(AirflowException, match=told) as raised:
+        operator.execute({"ti": Instance()})  # type: ignore[typeddict-item]
+    assert isinstance(raised.value, AirflowFailException) is not again, "a retry can help"
