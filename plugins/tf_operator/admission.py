@@ -1,7 +1,7 @@
 """The gate before the replicas: while a job waits for its slots, this is the task to look at.
 
-It lives in the triggerer, costs no worker, and ends only by an end event: but once, past `schedule_timeout`. Hundreds
-may wait at the same time, and the triggerer answers about 40 calls a second for all of them: so they look seldom, are
+It lives in the triggerer, costs no worker, and ends only by an end event, but where it gives up waiting. Hundreds may
+wait at the same time, and the triggerer answers about 40 calls a second for all of them: so they look seldom, are
 rung for by their own cluster, and share what they know of the pool.
 """
 
@@ -18,7 +18,9 @@ from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent
 from asgiref.sync import sync_to_async
 
 from tf_operator import airflow_io, turns
+from tf_operator.errors import PreflightError
 from tf_operator.plan import GroupRef, Plan
+from tf_operator.preflight import reserve_after
 
 TICK = 1.0
 CALM = 5.0
@@ -60,7 +62,7 @@ class AdmissionTrigger(BaseTrigger):
         self.replica_tasks = replica_tasks
         self._began = time.monotonic()
         self._said: tuple[str, float] = ("", 0.0)
-        self._too_late = ""
+        self._gave_up = ""
         self._plan: Plan | None = None
         self._goes_first = False
         self._bell = asyncio.Event()
@@ -83,14 +85,18 @@ class AdmissionTrigger(BaseTrigger):
         while True:
             try:
                 verdict = await self._look(ref)
+            except PreflightError as error:
+                # A setting of the triggerer's host: another look would find it no better.
+                self.log.error("%s", error)
+                self._gave_up, verdict = str(error), None
             except Exception as error:
                 self.log.warning("Airflow does not answer now: %s: %s", type(error).__name__, error)
                 verdict = None
-            if self._goes_first and (self._too_late or verdict is not None):
+            if self._goes_first and (self._gave_up or verdict is not None):
                 await self._give_up_turn(ref)
-            if self._too_late:
+            if self._gave_up:
                 # The one way out over a worker: from there the cluster task can be taken out of the pool's queue.
-                yield TriggerEvent({"too_late": self._too_late})  # type: ignore[no-untyped-call]
+                yield TriggerEvent({"too_late": self._gave_up})  # type: ignore[no-untyped-call]
                 return
             if verdict is not None:
                 yield TaskSuccessEvent() if verdict else TaskFailedEvent()
@@ -144,16 +150,16 @@ class AdmissionTrigger(BaseTrigger):
         waited = time.monotonic() - self._began
         limit = plan.job.run_policy.schedule_timeout
         if limit is not None and waited > limit:
-            self._too_late = (
+            self._gave_up = (
                 f"schedule_timeout: pool {plan.pool} had no {plan.slots} slots free within {limit:.0f} s"
                 f" (run_policy.schedule_timeout); {await self._in_the_way(ref, plan)}"
             )
-            self.log.error("%s", self._too_late)
+            self.log.error("%s", self._gave_up)
             return False
-        if state == "scheduled" and not self._goes_first and waited > turns.reserve_after():
+        if state == "scheduled" and not self._goes_first and waited > reserve_after():
             await sync_to_async(turns.take)(ref, plan)
             self._goes_first = True
-            self.log.info("has waited for more than %.0f s: jobs that come now go after it", turns.reserve_after())
+            self.log.info("has waited for more than %.0f s: jobs that come now go after it", reserve_after())
         if state != "deferred":
             await self._say(
                 f"waiting for {plan.slots} slots of pool {plan.pool} ({ref.task('cluster')} is {state or 'new'});"

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tf_operator import settings
 from tf_operator.errors import PreflightError
 from tf_operator.job_spec.rendered import RenderedJob, ReplicaGroup
+from tf_operator.job_spec.units import seconds
 
 KINDS = ("process", "docker")
 """Runtime kinds that have a runner."""
+RESERVE_AFTER = "10m"
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,41 @@ def _faults(job: RenderedJob, limits: Limits) -> Iterable[str | None]:
         if group.count and group.runtime.kind == "process":
             yield _working_dir(group)
             yield _interpreter(group)
+
+
+def check_settings() -> None:
+    """Raise PreflightError with every setting that the watchers could not use on this host, one line each."""
+    faults = []
+    for setting in (usable_state_dir, settings.port_range, reserve_after):
+        try:
+            setting()
+        except PreflightError as error:
+            faults.append(str(error))
+    if faults:
+        raise PreflightError("\n".join(faults))
+
+
+def usable_state_dir() -> Path:
+    """The folder, made where missing. PreflightError where it cannot be written."""
+    path = settings.state_dir()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        raise PreflightError(
+            f"[tf_operator] state_dir = {path}: cannot be written ({error.strerror or error}); name a folder of this"
+            " host that the user of its workers may write"
+        ) from None
+
+
+def reserve_after() -> float:
+    """Seconds a job waits for its slots until it goes before all that come later. PreflightError if it is none."""
+    text = settings.get("reserve_after") or RESERVE_AFTER
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise PreflightError(f"[tf_operator] reserve_after = {text}: {error}") from None
 
 
 def _counts(job: RenderedJob, limits: Limits) -> str | None:

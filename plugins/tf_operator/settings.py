@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
+
+from tf_operator.errors import PreflightError
 
 
 def get(key: str) -> str | None:
@@ -38,6 +41,16 @@ def state_dir() -> Path:
 
 
 def port_range() -> tuple[int, int]:
-    """First and last port of the range ports are leased from; the default lies below Linux' ephemeral range."""
-    first, _, last = (get("port_range") or "20000-29999").partition("-")
-    return int(first), int(last)
+    """First and last port of the range ports are leased from; the default lies below Linux' ephemeral range.
+
+    PreflightError if it is none.
+    """
+    text = get("port_range") or "20000-29999"
+    found = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text)
+    first, last = (int(found[1]), int(found[2])) if found else (0, 0)
+    if 1 <= first <= last <= 65535:
+        return first, last
+    raise PreflightError(
+        f"[tf_operator] port_range = {text}: must be the first and the last port, from 1 to 65535;"
+        " write for example 20000-29999"
+    )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tf_operator.errors import RunnerError
+from tf_operator.errors import PreflightError, RunnerError
 from tf_operator.follower import TICK, Follower
 from tf_operator.identity import Identity, ReplicaId
 from tf_operator.job_spec.rendered import RenderedJob
@@ -105,6 +105,11 @@ class Watcher:
             return outcome
         except RunnerError as error:
             return Outcome(Result.RETRY, str(error))
+        except PreflightError as error:
+            return Outcome(Result.FAILED, f"{self.replica}: {error}")
+        except OSError as error:
+            # Retryable: another host may be better, and a disk that is full may not stay so.
+            return Outcome(Result.RETRY, f"{self.replica}: {error}; is [tf_operator] state_dir of this host writable?")
         finally:
             self._program.let_go()
 

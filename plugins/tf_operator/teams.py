@@ -7,6 +7,8 @@ it. A kind it does not list is free for it, but for what others list.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -19,6 +21,10 @@ from tf_operator.errors import PreflightError
 from tf_operator.job_spec.rendered import RenderedJob, RenderedSecret, ReplicaGroup
 
 FILE = Path("configs") / "teams.yaml"
+_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
+"""Names of the registry an engine asks where an image names none."""
+_LOCAL_ID = re.compile(r"(sha256:)?[0-9a-f]+")
+"""What an engine takes for an image's id where it has one that begins so; a name with a tag never is one."""
 
 
 class Team(BaseModel):
@@ -139,47 +145,109 @@ def _groups(teams: Teams, team: str | None, job: RenderedJob) -> Iterator[str | 
             continue
         if group.runtime.image:
             yield _image_fault(teams, team, group.task_id, group.runtime.image)
-        for what, path in _paths(group):
-            # Code may come from the project, where everybody's is.
-            if not (what == "working_dir" and _inside(path, [str(teams.project)]) and not _owners(teams, team, path)):
-                yield _path_fault(teams, team, f"{group.task_id}: {what}", path)
+        yield _working_dir_fault(teams, team, group)
+        for mount in group.runtime.options.get("mounts") or ():
+            yield _path_fault(teams, team, f"{group.task_id}: mounts", str(mount["source"]))
 
 
-def _paths(group: ReplicaGroup) -> Iterator[tuple[str, str]]:
-    yield "working_dir", group.working_dir
-    for mount in group.runtime.options.get("mounts") or ():
-        yield "mounts", str(mount["source"])
+# -- images
 
 
 def _image_fault(teams: Teams, team: str | None, where: str, image: str) -> str | None:
-    def matches(patterns: Sequence[str] | None) -> bool:
-        return any(fnmatchcase(image, pattern) for pattern in patterns or ())
-
-    own = teams.teams[team].images if team else None
-    if own is not None and matches(own):
+    if not any(each.images is not None for each in teams.teams.values()):
         return None
-    owners = [name for name, each in teams.teams.items() if name != team and matches(each.images)]
+    if _LOCAL_ID.fullmatch(image):
+        return (
+            f"{where}: runtime.image = {image}: may be an id on the engine's host, which does not tell whose image it"
+            f" is, and teams list images ({FILE}); write its name with a tag"
+        )
+    names = _spellings(image)
+    own = teams.teams[team].images if team else None
+    if own is not None and _matches(names, own):
+        return None
+    # By digest it may be an image of any tag.
+    owners = [
+        name
+        for name, each in teams.teams.items()
+        if name != team and _matches(names, [*(each.images or ()), *(_tagless(each.images) if "@" in image else ())])
+    ]
     if own is None and not owners:
         return None
     return f"{where}: runtime.image = {image}: {_whose(team, own, owners, 'images')}"
 
 
-def _path_fault(teams: Teams, team: str | None, where: str, path: str) -> str | None:
+def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, _lower_host(pattern)) for name in names for pattern in patterns)
+
+
+def _spellings(image: str) -> list[str]:
+    """Every way to write the same image: what a pattern says of one of them, it says of all."""
+    name, at, digest = image.partition("@")
+    first, slash, rest = name.partition("/")
+    is_host = slash and (first == "localhost" or "." in first or ":" in first or first != first.lower())
+    host, path = (first.lower().removesuffix(":443"), rest) if is_host else (_HUB[0], name)
+    path, colon, tag = path.partition(":")
+    if host in _HUB:
+        path = path.removeprefix("library/") if path.count("/") == 1 else path
+        places = ["", *(f"{hub}/" for hub in _HUB)]
+        paths = [path] if "/" in path else [path, f"library/{path}"]
+    else:
+        places, paths = [f"{host}/", f"{host}:443/"], [path]
+    if at:
+        ends = ["", f"@{digest}", f"{colon}{tag}@{digest}"]
+    else:
+        ends = ["", ":latest"] if tag in ("", "latest") else [f":{tag}"]
+    return [f"{place}{path}{end}" for place in places for path in paths for end in ends]
+
+
+def _tagless(patterns: Sequence[str] | None) -> Iterator[str]:
+    for pattern in patterns or ():
+        path, slash, last = pattern.rpartition("/")
+        yield f"{path}{slash}{last.partition('@')[0].partition(':')[0]}"
+
+
+def _lower_host(pattern: str) -> str:
+    host, slash, path = pattern.partition("/")
+    return f"{host.lower()}{slash}{path}" if slash else pattern
+
+
+# -- folders
+
+
+def _working_dir_fault(teams: Teams, team: str | None, group: ReplicaGroup) -> str | None:
+    path = group.working_dir
+    # A container gets the folder with all that is in it, but never the host's root. A process only starts there.
+    whole = group.runtime.kind != "process" and len(Path(os.path.normpath(path)).parts) > 1
+    # Code may come from the project, where everybody's is.
+    if _inside(path, [str(teams.project)]) and not any(_owners(teams, team, path, whole)):
+        return None
+    return _path_fault(teams, team, f"{group.task_id}: working_dir", path, whole)
+
+
+def _path_fault(teams: Teams, team: str | None, where: str, path: str, whole: bool = True) -> str | None:
+    """`whole`: who has the path has all that is in it."""
     own = teams.teams[team].folders if team else None
     if own is not None and _inside(path, own, teams.project):
         return None
-    owners = _owners(teams, team, path)
+    owners, within = _owners(teams, team, path, whole)
+    if within and not owners:
+        return f"{where} = {path}: a folder in it {_whose(team, own, within, 'folders')}; name a narrower one"
     if own is None and not owners:
         return None
     return f"{where} = {path}: {_whose(team, own, owners, 'folders')}"
 
 
-def _owners(teams: Teams, team: str | None, path: str) -> list[str]:
-    return [
-        name
-        for name, each in teams.teams.items()
-        if name != team and each.folders is not None and _inside(path, each.folders, teams.project)
-    ]
+def _owners(teams: Teams, team: str | None, path: str, whole: bool) -> tuple[list[str], list[str]]:
+    """Other teams in whose folders the path is, and those that have a folder in it."""
+    others = {name: each.folders for name, each in teams.teams.items() if name != team and each.folders is not None}
+    owners = [name for name, folders in others.items() if _inside(path, folders, teams.project)]
+    within = [name for name, folders in others.items() if whole and _holds(path, folders, teams.project)]
+    return owners, within
+
+
+def _holds(path: str, folders: Sequence[str], project: Path) -> bool:
+    place = Path(path).resolve()
+    return any((project / folder).resolve().is_relative_to(place) for folder in folders)
 
 
 def _inside(path: str, folders: Sequence[str], project: Path = Path("/")) -> bool:

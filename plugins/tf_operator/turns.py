@@ -17,23 +17,11 @@ from airflow.sdk import Variable
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
 
-from tf_operator import airflow_io, settings
-from tf_operator.errors import PreflightError
-from tf_operator.job_spec.units import seconds
+from tf_operator import airflow_io
 from tf_operator.plan import GroupRef, Plan
 
-RESERVE_AFTER = "10m"
 TICK = 2.0
 SAY_AGAIN = 60.0
-
-
-def reserve_after() -> float:
-    """Seconds a job waits for its slots until it goes before all that come later."""
-    text = settings.get("reserve_after") or RESERVE_AFTER
-    try:
-        return seconds(text)
-    except ValueError as error:
-        raise PreflightError(f"[tf_operator] reserve_after = {text}: {error}") from None
 
 
 def prefix(pool: str) -> str:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from tf_operator import settings
 from tf_operator.errors import PreflightError
 from tf_operator.job_spec import RenderedJob
 from tf_operator.job_spec.rendered import RenderedRunPolicy, RenderedRuntime, ReplicaGroup
 from tf_operator.model_dir import claim
-from tf_operator.preflight import Limits, check, triggerer_health
+from tf_operator.preflight import Limits, check, check_settings, triggerer_health
 
 
 def job(tmp_path: Path, **change: Any) -> RenderedJob:
@@ -100,6 +101,53 @@ def test_a_share_is_a_whole_number_of_slots(tmp_path: Path, gpus: float, slots_p
     else:
         with pytest.raises(PreflightError, match="slots_per_gpu"):
             check(asked, Limits(slots_per_gpu=slots_per_gpu))
+
+
+# -- [tf_operator] of airflow.cfg
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("AIRFLOW__TF_OPERATOR__STATE_DIR", str(tmp_path / "made" / "state"))
+    return tmp_path / "made" / "state"
+
+
+def test_sound_settings_pass_and_leave_no_file(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__TF_OPERATOR__PORT_RANGE", "20000-20000")
+    monkeypatch.setenv("AIRFLOW__TF_OPERATOR__RESERVE_AFTER", "1h30m")
+    check_settings()
+    assert settings.port_range() == (20000, 20000)
+    assert list(state.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["20000", "20000-", "-20000", "30000-20000", "0-10", "1-65536", "a-b", "20000-29999,31000", "1 - 2"]
+)
+def test_a_port_range_that_is_none_is_one_line(state: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("AIRFLOW__TF_OPERATOR__PORT_RANGE", text)
+    with pytest.raises(PreflightError) as error:
+        check_settings()
+    assert str(error.value) == (
+        f"[tf_operator] port_range = {text}: must be the first and the last port, from 1 to 65535;"
+        " write for example 20000-29999"
+    )
+
+
+def test_every_setting_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AIRFLOW__TF_OPERATOR__STATE_DIR", str(tmp_path / "file" / "state"))
+    monkeypatch.setenv("AIRFLOW__TF_OPERATOR__PORT_RANGE", "20000")
+    monkeypatch.setenv("AIRFLOW__TF_OPERATOR__RESERVE_AFTER", "10")
+    with pytest.raises(PreflightError) as error:
+        check_settings()
+    lines = str(error.value).splitlines()
+    assert lines[0] == (
+        f"[tf_operator] state_dir = {tmp_path}/file/state: cannot be written (Not a directory); name a folder of this"
+        " host that the user of its workers may write"
+    )
+    assert lines[1].startswith("[tf_operator] port_range = 20000: must be ")
+    assert lines[2].startswith("[tf_operator] reserve_after = 10: must be a duration with a unit ")
+    assert len(lines) == 3
 
 
 # -- model_dir (case C-54)

@@ -33,7 +33,9 @@ def project(tmp_path: Path) -> Path:
 
 def job(project: Path, **change: Any) -> RenderedJob:
     runtime = RenderedRuntime(
-        kind="docker", image=change.get("image"), options={"mounts": [{"source": s} for s in change.get("mounts", ())]}
+        kind=change.get("kind", "docker"),
+        image=change.get("image"),
+        options={"mounts": [{"source": s} for s in change.get("mounts", ())]},
     )
     group = ReplicaGroup(
         task_id="worker",
@@ -50,6 +52,11 @@ def job(project: Path, **change: Any) -> RenderedJob:
         model_dir=str(project / change.get("model_dir", "models/vision/m")),
         secrets=[RenderedSecret(path=path, key="k") for path in change.get("secrets", ())],
     )
+
+
+def known(project: Path, text: str) -> teams.Teams:
+    (project / teams.FILE).write_text(f"teams: {{{text}}}")
+    return teams.load(project)
 
 
 def faults(project: Path, team: str | None, pool: str = "default_pool", **change: Any) -> list[str]:
@@ -116,6 +123,76 @@ def test_links_are_followed(project: Path) -> None:
     (project / "models" / "vision").mkdir(parents=True)
     (project / "sly").symlink_to(project / "models" / "vision")
     assert "belongs to team vision" in faults(project, None, model_dir="sly/m")[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"mounts": ["/data"]}, "worker: mounts = /data"),
+        ({"mounts": ["/data/vision/../../"]}, "worker: mounts = /data/vision/../../"),
+        ({"model_dir": "/data"}, "model_dir = /data"),
+        ({"model_dir": "/data", "kind": "process"}, "model_dir = /data"),
+        ({"working_dir": "/data"}, "worker: working_dir = /data"),
+    ],
+)
+def test_who_has_a_folder_has_what_is_in_it(project: Path, change: dict[str, Any], where: str) -> None:
+    (line,) = faults(project, "guests", **({"model_dir": "models/m"} | change))
+    assert line == (
+        f"{where}: a folder in it belongs to team vision, this job is team guests's (configs/teams.yaml);"
+        " name a narrower one"
+    )
+
+
+def test_a_container_gets_the_project_only_where_nobody_else_has_a_folder_in_it(project: Path) -> None:
+    (line,) = faults(project, "guests", working_dir=str(project), model_dir="models/m")
+    assert line.startswith(f"worker: working_dir = {project}: a folder in it belongs to team vision")
+    assert not faults(project, "vision", working_dir=str(project))
+    assert not faults(project, "guests", working_dir=str(project), model_dir="models/m", kind="process")
+    assert not faults(project, "guests", working_dir="/", model_dir="models/m"), "never mounted"
+
+
+SPELLINGS = [
+    *("vision/train:1", "docker.io/vision/train:1", "index.docker.io/vision/train:1", "Docker.IO/vision/train:1"),
+    *("vision/train", "docker.io/vision/train:latest", f"docker.io/vision/train@sha256:{'0' * 64}"),
+]
+
+
+@pytest.mark.parametrize("image", SPELLINGS)
+@pytest.mark.parametrize("pattern", ["vision/*", "docker.io/vision/*", "index.docker.io/vision/*", "*"])
+def test_an_image_is_the_same_however_it_is_spelled(project: Path, image: str, pattern: str) -> None:
+    fenced = known(project, f'vision: {{images: ["{pattern}"]}}, guests: {{}}')
+    assert not teams.faults(fenced, "vision", job(project, image=image), "default_pool")
+    (line,) = teams.faults(fenced, "guests", job(project, image=image), "default_pool")
+    assert line.startswith(f"worker: runtime.image = {image}: belongs to team vision")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "image", "same"),
+    [
+        ("tool", "docker.io/library/tool:latest", True),
+        ("docker.io/library/*", "tool:1", True),
+        ("docker.io/library/*", "vision/tool:1", False),
+        ("vision/tool", "docker.io/library/vision/tool", False),
+        ("tool:2", "tool:1", False),
+        ("Registry.example/vision/*", "registry.EXAMPLE:443/vision/a:1", True),
+        ("registry.example/vision/*", "registry.example:5000/vision/a:1", False),
+        ("registry.example/*", "docker.io/vision/a:1", False),
+        ("vision/tool:1", f"docker.io/vision/tool@sha256:{'0' * 64}", True),
+        ("vision/tool:1", f"vision/tool:2@sha256:{'0' * 64}", True),
+    ],
+)
+def test_what_is_the_same_image(project: Path, pattern: str, image: str, same: bool) -> None:
+    fenced = known(project, f'vision: {{images: ["{pattern}"]}}')
+    assert bool(teams.faults(fenced, None, job(project, image=image), "default_pool")) is same
+
+
+@pytest.mark.parametrize("image", [f"sha256:{'a' * 64}", "b" * 64, "0123456789ab", "sha256:0123", "face"])
+@pytest.mark.parametrize("team", ["vision", "guests", None])
+def test_an_id_tells_nothing(project: Path, image: str, team: str | None) -> None:
+    fenced = known(project, 'vision: {images: ["*"]}, guests: {}')
+    (line,) = teams.faults(fenced, team, job(project, image=image), "default_pool")
+    assert line.startswith(f"worker: runtime.image = {image}: may be an id") and "write its name with a tag" in line
+    assert not teams.faults(known(project, "vision: {}"), None, job(project, image=image), "default_pool")
 
 
 def test_a_team_is_the_folder(project: Path) -> None:

@@ -12,11 +12,42 @@ from fakes import (
 )
 from watcher_bench import Bench, FakeDevices, Killed, raises
 
-from tf_operator.errors import DeviceError, LaunchError, NoSuchDeviceError, SecretError, SecretUnavailableError
+from tf_operator.errors import (
+    DeviceError,
+    LaunchError,
+    NoSuchDeviceError,
+    PreflightError,
+    SecretError,
+    SecretUnavailableError,
+)
 from tf_operator.membership import Cluster, Member, Phase, Status, Verdict
 from tf_operator.membership.messages import NOT_STARTED
 from tf_operator.runners.base import Exit
 from tf_operator.supervision import Outcome, Result
+
+# -- a host that cannot
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (
+            PermissionError(13, "Permission denied", "/state/locks"),
+            Outcome(
+                Result.RETRY,
+                "worker-1: [Errno 13] Permission denied: '/state/locks'; is [tf_operator] state_dir of this host"
+                " writable?",
+            ),
+        ),
+        (PreflightError("port_range = 1: no"), Outcome(Result.FAILED, "worker-1: port_range = 1: no")),
+    ],
+)
+def test_a_host_that_cannot_hold_an_address_is_one_line(error: Exception, outcome: Outcome) -> None:
+    bench = Bench()
+    bench.runner.trouble = error
+    assert bench.run() == outcome
+    assert bench.runner.programs == []
+
 
 # -- when it may start
 

@@ -117,9 +117,7 @@ def queue(pool: str) -> dict[str, Any]:
         if size is None:
             return {"name": pool, "error": "Airflow has no such pool; create it with `tf-operator pools`"}
         states = [*HOLDING, "scheduled"]
-        answer = api.request("GET", "dags/~/dagRuns/~/taskInstances", pool=[pool], state=states, limit=1000)
-        # The API's filter matches parts of names, too.
-        tasks = [task for task in answer["task_instances"] if task["pool"] == pool]
+        tasks = list(api.entries("dags/~/dagRuns/~/taskInstances", "task_instances", pool=[pool], state=states))
         first = _go_first(api, pool)
     except TfOperatorError as error:
         return {"name": pool, "error": str(error)}
@@ -142,7 +140,8 @@ def queue(pool: str) -> dict[str, Any]:
 def _go_first(api: AirflowApi, pool: str) -> set[tuple[str, str]]:
     """The runs that others wait behind before they even ask for slots: they have waited for long."""
     prefix = f"tf_operator/turn/{pool}/"
-    found = api.request("GET", "variables", variable_key_pattern=f"{prefix}%", limit=100)["variables"]
+    found = api.entries("variables", "variables", variable_key_pattern=f"{prefix}%")
+    # The pattern is one of SQL, found anywhere in a key.
     values = [json.loads(entry["value"]) for entry in found if entry["key"].startswith(prefix)]
     return {(value["dag_id"], value["run_id"]) for value in values}
 

@@ -97,7 +97,7 @@ class AdmissionOperator(BaseOperator):
         raise AirflowFailException("admission starts in the triggerer; this Airflow ran it on a worker")
 
     def resumed(self, context: Context, event: Any = None) -> None:
-        """Past `schedule_timeout`: take the cluster task out of the pool's queue, and fail. Nothing else leads here."""
+        """It gave up waiting: take the cluster task out of the pool's queue, and fail. Nothing else leads here."""
         if isinstance(event, dict) and event.get("too_late"):
             ti = context["ti"]
             airflow_io.withdraw(GroupRef(ti.dag_id, str(ti.run_id), self.group_id).task("cluster"))

@@ -144,6 +144,7 @@ class PlanOperator(_JobOperator):
 
     def _check(self, plan: Plan, ref: GroupRef, context: Context) -> None:
         """The cheap and local first; model_dir last, as that leaves something behind."""
+        preflight.check_settings()
         checks.team(Path(self.project_dir), self.team, plan)
         limits = checks.limits(context["dag"].max_active_tasks, self.executor, plan.slots_per_gpu)
         preflight.check(plan.job, limits)

@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from tf_operator import airflow_io
-from tf_operator.errors import RunnerError
+from tf_operator.errors import PreflightError, RunnerError
 from tf_operator.host import host_for
 from tf_operator.identity import ReplicaId
 from tf_operator.operators.retry import ReplicaFailedError
@@ -58,7 +58,7 @@ class ReplicaOperator(BaseOperator):
             raise AirflowFailException(f"{ref.task('plan')} has left no plan: clear the whole group")
         try:
             watcher = self._watcher(context, ref, place, plan, replica)
-        except RunnerError as error:
+        except (RunnerError, PreflightError) as error:
             raise AirflowFailException(f"{replica}: {error}") from None
         try:
             outcome = watcher.run()

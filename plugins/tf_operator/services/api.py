@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 from urllib.parse import quote, urlsplit
@@ -19,6 +19,8 @@ from tf_operator.services.api_data import Pool, Run, TaskState
 
 REFUSED_FOR = 20.0
 """Seconds for which a write that the database refused is tried again: SQLite refuses one that crosses another."""
+PAGE = 100
+"""Entries asked for at once; Airflow gives no more than `[api] maximum_page_limit`, whatever is asked."""
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -50,6 +52,15 @@ class AirflowApi:
         )
         response: httpx.Response = again(self._send, method, f"/api/v2/{path}", body, query)
         return response.json() if response.content else None
+
+    def entries(self, path: str, key: str, **query: Any) -> Iterator[dict[str, Any]]:
+        """Every entry of a list, page by page; `key` holds them in each answer."""
+        seen, more = 0, True
+        while more:
+            page = self.request("GET", path, limit=PAGE, offset=seen, **query)
+            yield from page[key]
+            seen += len(page[key])
+            more = bool(page[key]) and seen < page["total_entries"]
 
     def _send(self, method: str, path: str, body: Any, query: Mapping[str, Any]) -> httpx.Response:
         headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
@@ -92,9 +103,8 @@ class AirflowApi:
         return found
 
     def dags(self) -> list[dict[str, Any]]:
-        """The DAGs Airflow knows; at most 100."""
-        found: list[dict[str, Any]] = self.request("GET", "dags", limit=100, exclude_stale=False)["dags"]
-        return found
+        """The DAGs Airflow knows."""
+        return list(self.entries("dags", "dags", exclude_stale=False))
 
     def reparse(self, dag: Mapping[str, Any]) -> None:
         """Ask for the DAG's file to be read before all others."""
@@ -107,7 +117,7 @@ class AirflowApi:
 
     def import_errors(self) -> dict[str, str]:
         """Why a DAG file could not be read: file name → text."""
-        found = self.request("GET", "importErrors")["import_errors"]
+        found = self.entries("importErrors", "import_errors")
         return {entry["filename"]: entry["stack_trace"] for entry in found}
 
     def unpause(self, dag_id: str) -> None:
@@ -131,20 +141,16 @@ class AirflowApi:
         return Run.read(self.request("GET", _run_path(dag_id, run_id)))
 
     def runs(self, dag_id: str = "~", states: tuple[str, ...] = ()) -> list[Run]:
-        """Runs of one DAG (default: of all), newest first; at most 100."""
-        found = self.request(
-            "GET", f"dags/{quote(dag_id, safe='~')}/dagRuns", state=list(states) or None, limit=100, order_by="-id"
-        )
-        return [Run.read(raw) for raw in found["dag_runs"]]
+        """Runs of one DAG (default: of all), newest first."""
+        path = f"dags/{quote(dag_id, safe='~')}/dagRuns"
+        return [Run.read(raw) for raw in self.entries(path, "dag_runs", state=list(states) or None, order_by="-id")]
 
     def tasks(self, dag_id: str, run_id: str) -> list[TaskState]:
         """Every task instance of the run, mapped ones one by one, by start."""
-        found: list[TaskState] = []
-        while True:
-            page = self.request("GET", f"{_run_path(dag_id, run_id)}/taskInstances", limit=100, offset=len(found))
-            found += [TaskState.read(raw) for raw in page["task_instances"]]
-            if len(found) >= page["total_entries"] or not page["task_instances"]:
-                return sorted(found, key=lambda task: (task.start is None, task.start and task.start.timestamp() or 0))
+        found = [
+            TaskState.read(raw) for raw in self.entries(f"{_run_path(dag_id, run_id)}/taskInstances", "task_instances")
+        ]
+        return sorted(found, key=lambda task: (task.start is None, task.start and task.start.timestamp() or 0))
 
     def tries(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> list[dict[str, Any]]:
         """Every try of one task instance, oldest first."""
@@ -211,7 +217,7 @@ class AirflowApi:
 
     def pools(self) -> dict[str, Pool]:
         """All pools, by name."""
-        return {raw["name"]: Pool.read(raw) for raw in self.request("GET", "pools", limit=100)["pools"]}
+        return {raw["name"]: Pool.read(raw) for raw in self.entries("pools", "pools")}
 
     def set_pool(self, name: str, slots: int, description: str = "", include_deferred: bool = True) -> None:
         """Create the pool, or make it so."""

@@ -1,4 +1,4 @@
-"""plan leaves its worker while a job that has waited for long goes first."""
+"""plan: what it refuses before a slot is taken, and that it leaves its worker while another job goes first."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from tf_operator import airflow_io, turns
+from tf_operator.errors import PreflightError
 from tf_operator.job_spec import TensorFlowJob
 from tf_operator.plan import GroupRef, Plan
 from tf_operator.task_group import as_dag
@@ -57,3 +58,12 @@ def test_it_waits_in_the_triggerer_and_then_goes_on(
 
 def test_who_needs_no_pool_waits_for_nobody(operator: Any, tmp_path: Path) -> None:
     operator._wait_for_turn(plan_of(operator, tmp_path, pool="default_pool"), REF)
+
+
+def test_a_setting_that_cannot_be_used_is_said_before_a_slot_is_taken(
+    operator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__TF_OPERATOR__STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("AIRFLOW__TF_OPERATOR__RESERVE_AFTER", "10")
+    with pytest.raises(PreflightError, match=r"\[tf_operator\] reserve_after = 10: must be a duration"):
+        operator._check(plan_of(operator, tmp_path), REF, {})

@@ -7,12 +7,20 @@ from typing import Any
 
 import pytest
 from airflow.sdk import RetryAction
-from airflow.sdk.exceptions import AirflowException, AirflowRescheduleException, AirflowSkipException
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowRescheduleException,
+    AirflowSkipException,
+)
 from airflow.serialization.serialized_objects import DagSerialization
+from fakes import make_job
 
+from tf_operator import airflow_io
 from tf_operator.job_spec import TensorFlowJob
 from tf_operator.operators import ReplicaOperator
 from tf_operator.operators.retry import ReplicaFailedError, ReplicaRetryPolicy
+from tf_operator.plan import Plan
 from tf_operator.task_group import as_dag
 from tf_operator.watching import Outcome, Result
 
@@ -48,6 +56,20 @@ def test_how_each_outcome_ends_the_task(result: Result, exception: type[Exceptio
         task._end(Outcome(result, "why"))
     assert getattr(raised.value, "final", None) is final
     task._end(Outcome(Result.SUCCESS, "done"))
+
+
+def test_a_host_that_cannot_watch_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(attempt="a", job=make_job(), pool="gpu", slots=1)
+    monkeypatch.setattr(airflow_io, "read_plan", lambda ref: plan)
+    monkeypatch.setenv("AIRFLOW__TF_OPERATOR__STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("AIRFLOW__TF_OPERATOR__PORT_RANGE", "20000")
+
+    class Instance:
+        dag_id, run_id, map_index = "d", "r", 0
+
+    task = ReplicaOperator(task_id="worker", role="worker", offset=0, group_id="train")
+    with pytest.raises(AirflowFailException, match=r"^worker-0: \[tf_operator\] port_range = 20000: must be"):
+        task.execute({"ti": Instance()})  # type: ignore[typeddict-item]
 
 
 def test_every_replica_task_has_the_policy_and_the_scheduler_knows() -> None:

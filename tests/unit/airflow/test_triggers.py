@@ -258,6 +258,15 @@ def test_all_who_wait_share_one_look_at_the_pool(board: Board, tmp_path: Path, m
     assert asked == ["gpu"]
 
 
+def test_a_setting_of_the_triggerer_that_cannot_be_used_ends_the_wait(
+    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__TF_OPERATOR__RESERVE_AFTER", "10")
+    board.states["train.cluster"] = "scheduled"
+    (event,) = events(admission(board, tmp_path))
+    assert event.payload["too_late"].startswith("[tf_operator] reserve_after = 10: must be a duration")
+
+
 def test_a_job_that_waits_for_long_goes_first_and_gives_that_up(
     board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
