@@ -299,7 +299,7 @@ def test_containers_outlive_the_state_dir(kit: DockerKit) -> None:
     shutil.rmtree(kit.state_dir)
     assert kit.wait(ended) == Exit(code=3)
     assert kit.output(ended) == b"ended\n"
-    kit.runner.remove(ended)
+    kit.runner.remove(ended, keep_output=False)
     kit.wait_output(living, b"lives\n")
     assert kit.runner.poll(living) is None
     assert docker_leftovers.leftovers(kit.state_dir, kit.engine.url) == [], "it is watched"
