@@ -7,7 +7,7 @@ TfOperatorError
 ├── RunnerError            a runner could not do what it was asked
 │   ├── IdentityHeldError  another live program has this replica's identity
 │   ├── LaunchError        the program could not be started at all
-│   │   ├── ImageError     ... because its image cannot be had under this name: no retry will help
+│   │   ├── ImageError     ... because its image cannot be had by this name or connection: no retry will help
 │   │   └── VisibleDevicesError  ... because it would see other GPUs than it was given: no retry will help
 │   └── EngineUnavailableError   the container engine does not answer (may pass: retryable)
 ├── DeviceError            the devices a replica asked for are not free on this host (may pass: retryable)
@@ -52,7 +52,7 @@ class LaunchError(RunnerError):
 
 
 class ImageError(LaunchError):
-    """There is no such image, or it may not be had: a person has to change the name or load it."""
+    """There is no such image, or it may not be had: a person has to change name or connection, or load it."""
 
 
 class VisibleDevicesError(LaunchError):

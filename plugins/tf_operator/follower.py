@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tf_operator.errors import RunnerError
+from tf_operator.errors import EngineUnavailableError, RunnerError
 from tf_operator.output import OutputLines
 from tf_operator.runners.base import Exit, Handle, Launch, Lease, Runner
 
@@ -16,7 +16,7 @@ TICK = 0.25
 KILL_MARGIN = 15.0
 """Seconds beyond the grace within which a program that is killed must be gone."""
 RUNNER_PATIENCE = 60.0
-"""Seconds a runner may fail to answer (a daemon that starts again) before the watch gives up."""
+"""Seconds a runner may fail to answer before the watch gives up."""
 CHUNK = 65536
 CHUNKS_PER_LOOK = 16
 """So that a program which prints faster than we read cannot hold the watcher."""
@@ -88,6 +88,9 @@ class Follower:
         try:
             end = self._runner.poll(self.handle)
             self._read(self.handle, to_the_end=end is not None)
+        except EngineUnavailableError:
+            # The runner has waited for its engine already.
+            raise
         except RunnerError as error:
             self._bear(error)
             return None

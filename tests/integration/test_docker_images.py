@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,6 +73,29 @@ def test_a_registry_that_asks_who_it_is_gets_the_connections_login(
         assert kit.output(handle) == b"closed\n"
         assert LOGIN[1] not in str(kit.engine.api.inspect_container(handle.data["container"]))
     kit.engine.api.remove_image(name, force=True)
+
+
+@pytest.mark.parametrize(
+    ("uri", "fault"),
+    [
+        (None, "The conn_id `team_registry` isn't defined"),
+        ("docker://trainer:secret@", "No Docker Registry URL provided."),
+        ("docker://registry.example", "No Docker Registry username provided."),
+    ],
+)
+def test_a_connection_that_is_no_login_is_final(
+    docker_engine: DockerEngine, monkeypatch: pytest.MonkeyPatch, uri: str | None, fault: str
+) -> None:
+    if uri:
+        monkeypatch.setenv("AIRFLOW_CONN_TEAM_REGISTRY", uri)
+    engine = Engine(docker_engine.url, "team_registry")
+    with pytest.raises(ImageError) as raised:
+        ensure_image(engine, "a:1", None, "worker-0")
+    assert re.fullmatch(
+        rf"worker-0: looking for image a:1: runtime.docker_conn_id = team_registry: {re.escape(fault)}: it must name"
+        " an Airflow connection of type docker .*; create it, or correct the name",
+        str(raised.value),
+    )
 
 
 def test_never_is_never(kit: DockerKit) -> None:

@@ -11,7 +11,7 @@ from fakes import (
 )
 from watcher_bench import Bench, FakeDevices
 
-from tf_operator.errors import RunnerError
+from tf_operator.errors import EngineUnavailableError, RunnerError
 from tf_operator.membership import Phase, Status
 from tf_operator.runners.base import Exit
 from tf_operator.supervision import ChannelError, Outcome, Result
@@ -156,6 +156,14 @@ def test_a_runner_that_never_answers_again_ends_the_watch_and_leaves_the_program
     bench.after(5, bench.finish)
     assert bench.run().result is Result.SUCCESS
     assert len(bench.runner.programs) == 1, "it was adopted"
+
+
+def test_a_runner_that_has_waited_for_its_engine_is_not_waited_for_again() -> None:
+    bench = Bench()
+    began = bench.clock()
+    bench.after(5, lambda: setattr(bench.runner, "trouble", EngineUnavailableError("the engine has not answered")))
+    assert bench.run() == Outcome(Result.RETRY, "the engine has not answered")
+    assert bench.clock() - began < 10
 
 
 # -- stall

@@ -82,13 +82,12 @@ def _is_alive(state_dir: Path, key: str) -> bool:
 
 
 def _docker(state_dir: Path) -> list[tuple[list[Leftover], Callable[[Path, list[Leftover], bool], list[str]]]]:
-    """What is left on the engine, where docker jobs have run on this host."""
-    if not (state_dir / "docker").is_dir():
-        return []
+    """What is left on the engine. A host where no docker job has run need not have one that answers."""
     from tf_operator.runners import docker_leftovers
 
     try:
         return [(docker_leftovers.leftovers(state_dir), docker_leftovers.clean)]
     except RunnerError as error:
-        typer.echo(f"containers are not looked at: {error}")
+        if (state_dir / "docker").is_dir():
+            typer.echo(f"containers are not looked at: {error}")
         return []

@@ -116,7 +116,10 @@ class Runner(Protocol):
         ...
 
     def poll(self, handle: Handle) -> Exit | None:
-        """None while it lives. Tells the program that it is watched, which holds off the orphan deadline."""
+        """None while it lives. Tells the program that it is watched, which holds off the orphan deadline.
+
+        An engine that is away for a moment is waited for; EngineUnavailableError when that has taken too long.
+        """
         ...
 
     def output(self, handle: Handle, offset: int, limit: int = 65536) -> tuple[bytes, int]:

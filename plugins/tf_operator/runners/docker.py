@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from tf_operator.errors import EngineUnavailableError, IdentityHeldError, Launch
 from tf_operator.identity import Identity
 from tf_operator.runners import docker_entry, docker_network, docker_spec
 from tf_operator.runners.base import Exit, Handle, Launch, Lease, SecretBundle
+from tf_operator.runners.clearing import BRIEFLY
 from tf_operator.runners.docker_container import Containers, Found
 from tf_operator.runners.docker_end import ENDED, end_of
 from tf_operator.runners.docker_engine import Engine, engine_url
@@ -79,14 +80,38 @@ class DockerRunner:
         return NameLease(identity)
 
     def find(self, identity: Identity) -> Handle | None:
-        """The container with this identity's labels, living or ended."""
+        """The container with this identity's labels, living or ended. One that was never started is removed."""
         found = self.containers.newest(identity)
         if found is None:
             return None
+        folder = self._folder(identity)
+        # Without it a watcher could not say that it looks; see `Spool.acquire` for where it may have gone.
+        folder.create()
         if found.state["Status"] == "created":
-            # Its starter has died, or is at it under the lock.
+            self._remove_unstarted(folder, identity)
             return None
         return self.handle_of(found)
+
+    def _remove_unstarted(self, folder: RunFolder, identity: Identity) -> None:
+        """Its starter has died, or is at it under the lock: then it is left alone."""
+        with self.no_start(folder) as free:
+            for found in self.containers.all(identity) if free else ():
+                if found.state["Status"] == "created":
+                    self.remove(self.handle_of(found))
+
+    @contextlib.contextmanager
+    def no_start(self, folder: RunFolder) -> Iterator[bool]:
+        """Whether nobody is starting this replica; if so, nobody begins to meanwhile."""
+        folder.create()
+        descriptor = locks.acquire(folder.keeper_lock, wait=BRIEFLY)
+        if descriptor is None:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            folder.keeper_lock.unlink(missing_ok=True)
+            os.close(descriptor)
 
     def start(self, launch: Launch, lease: Lease) -> Handle:
         """Start a container; an ended one of this identity is put on record and removed first."""
@@ -99,6 +124,8 @@ class DockerRunner:
         try:
             folder.create()
             with self._alone(folder, launch.identity):
+                # Who had the lock before may have removed the folder.
+                folder.create()
                 self._clear(folder, launch.identity)
                 return self._launch(folder, launch)
         except OSError as error:
@@ -132,11 +159,11 @@ class DockerRunner:
         start = folder.last_start() + 1
         folder.reserve(start)
         folder.touch_watched()
+        self._watches.look(folder)
         found = start_container(self.engine, self.state_dir, launch, start, launch.termination_grace + KILL_MARGIN)
         folder.write_record({"container": found.id, "start": start, "pid": found.pid})
         self._logs.know(found.id, launch.secrets.mask)
         self._beats[found.id] = time.monotonic()
-        self._watches.look(folder)
         return self.handle_of(found)
 
     # -- while it lives
@@ -216,6 +243,7 @@ class DockerRunner:
         found = self.containers.get(handle.data["container"])
         if found is None or found.state["Status"] in ENDED or folder.exit(start):
             return
+        folder.create()
         earlier = folder.stop_request(start) or {}
         kill_at = min(time.monotonic() + grace, earlier.get("kill_at", float("inf")))
         if not earlier or kill_at < earlier["kill_at"]:
@@ -239,7 +267,8 @@ class DockerRunner:
                 folder.request_stop(found.labels.start, 0.0, kill_at=0.0, killed=False)
                 found = self.containers.kill_and_wait(found)
             if found is not None:
-                self._record(folder, found)
+                if found.state["Status"] != "created":
+                    self._record(folder, found)
                 self.containers.remove(found.id)
         self._forget(folder, handle, keep_output)
         job_key = handle.identity.job_key
@@ -251,7 +280,7 @@ class DockerRunner:
         self._beats.pop(container, None)
         Spool(folder.output(start)).forget(keep_output)
         record = folder.record()
-        if record is None or record["start"] == start:
+        if record is None or record["start"] <= start:
             folder.forget(keep_output)
             self._drop_lock(folder)
 

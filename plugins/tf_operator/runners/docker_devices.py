@@ -51,7 +51,7 @@ def held(launch: Launch, container: str, lives: Callable[[int], bool]) -> Iterat
     """From before the container's start on, a process that is nobody's child holds the device locks.
 
     Call what this gives with the container's pid once it runs. RunnerError if that process `lives`, as the engine
-    tells, and cannot be seen from here.
+    tells, and is not the container's here: another host, or another pid namespace, has numbers of its own.
     """
     if not launch.device_fds:
         yield lambda pid: None
@@ -74,10 +74,10 @@ def held(launch: Launch, container: str, lives: Callable[[int], bool]) -> Iterat
         if pid is None:
             told = "none"
             return
-        if not Path(f"/proc/{pid}").exists() and lives(pid):
+        if not _belongs(pid, container) and lives(pid):
             raise RunnerError(
-                f"{launch.identity}: the devices' locks cannot be tied to the container (process {pid} is not to be"
-                " seen): GPUs need an engine on this host, and a worker that sees its processes"
+                f"{launch.identity}: the devices' locks cannot be tied to the container (process {pid} here is not"
+                " its): GPUs need an engine on this host, and a worker that sees its processes"
             )
         told = str(pid)
 
@@ -88,3 +88,10 @@ def held(launch: Launch, container: str, lives: Callable[[int], bool]) -> Iterat
     finally:
         with contextlib.suppress(BrokenPipeError), holder.stdin as pipe:
             pipe.write(f"{told}\n".encode())
+
+
+def _belongs(pid: int, container: str) -> bool:
+    try:
+        return container in Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return False

@@ -14,7 +14,7 @@ from docker.errors import APIError, DockerException, NotFound
 from docker.utils import kwargs_from_env
 
 from tf_operator import settings
-from tf_operator.errors import EngineUnavailableError, LaunchError, RunnerError
+from tf_operator.errors import EngineUnavailableError, ImageError, LaunchError, RunnerError
 
 TIMEOUT = 60
 """Seconds for one call: creating a container on a busy disk takes a few."""
@@ -30,20 +30,37 @@ def engine_url() -> str:
 
 
 def connect(url: str, conn_id: str | None = None, doing: str = "connecting") -> Client:
-    """A client; with `conn_id` through Airflow's Docker hook, logged in to that connection's registry."""
+    """A client; with `conn_id` through Airflow's Docker hook, logged in to that connection's registry.
+
+    Raises ImageError where that connection cannot be used.
+    """
     reach(url, doing)
     tls = kwargs_from_env().get("tls") if not url.startswith("unix") else None
     try:
-        if conn_id:
-            from airflow.providers.docker.hooks.docker import DockerHook
-
-            # Only its making can tell why an engine is out of reach; the hook just says that it is.
-            docker.APIClient(base_url=url, version="auto", tls=tls or False, timeout=TIMEOUT).close()
-            hook = DockerHook(docker_conn_id=conn_id, base_url=url, version="auto", tls=tls, timeout=TIMEOUT)
-            return hook.get_conn()
-        return docker.APIClient(base_url=url, version="auto", tls=tls or False, timeout=TIMEOUT)
+        client = docker.APIClient(base_url=url, version="auto", tls=tls or False, timeout=TIMEOUT)
+        if not conn_id:
+            return client
+        # Only its making can tell why an engine is out of reach; the hook just says that it is.
+        client.close()
+        return _logged_in(url, tls, conn_id, doing)
     except (DockerException, requests.RequestException) as error:
         raise explain(error, doing, url) from error
+
+
+def _logged_in(url: str, tls: Any, conn_id: str, doing: str) -> Client:
+    from airflow.providers.docker.hooks.docker import DockerHook
+    from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
+
+    try:
+        hook = DockerHook(docker_conn_id=conn_id, base_url=url, version="auto", tls=tls, timeout=TIMEOUT)
+        return hook.get_conn()
+    except AirflowNotFoundException as error:
+        raise ImageError(
+            f"{doing}: runtime.docker_conn_id = {conn_id}: {_text(error)}: it must name an Airflow connection of type"
+            " docker that has the registry as host, a login and a password; create it, or correct the name"
+        ) from error
+    except AirflowException as error:
+        raise EngineUnavailableError(f"{doing}: the Docker engine at {url} does not answer: {_text(error)}") from error
 
 
 def reach(url: str, doing: str = "connecting") -> None:

@@ -144,7 +144,7 @@ def _files(launch: Launch) -> list[str]:
 
 
 def _write(path: str, content: bytes, mode: int) -> str:
-    """Octal for every byte: any content, and no program but the shell is needed."""
+    """Octal for every byte: any content, by the shell alone."""
     octal = "".join(f"\\0{byte:03o}" for byte in content)
     target = _quote(path)
     return f"printf %b '{octal}' >{target}; chmod {mode:o} {target}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
+from tf_operator import locks
 from tf_operator.errors import RunnerError
 from tf_operator.identity import Identity
 from tf_operator.runners import docker_network
@@ -23,13 +24,17 @@ def leftovers(state_dir: Path, url: str | None = None) -> list[Leftover]:
     """Containers of ours no living process of this host watches, and run folders without a container."""
     engine = Engine(url or engine_url(), patience=0.0)
     try:
-        found = {one.labels.get("identity"): one for one in _containers(engine)}
+        found = _newest(engine)
     finally:
         engine.close()
     folders = state_dir.resolve() / "docker"
     left = [_describe(folders, key, one) for key, one in sorted(found.items())]
     left += [_describe(folders, path.name, None) for path in _paths(folders) if path.name not in found]
-    return [one for one in left if not is_watched(RunFolder(folders, one.key))]
+    return [one for one in left if not _is_cared_for(RunFolder(folders, one.key))]
+
+
+def _is_cared_for(folder: RunFolder) -> bool:
+    return is_watched(folder) or locks.is_held(folder.keeper_lock)
 
 
 def _paths(folders: Path) -> list[Path]:
@@ -37,26 +42,27 @@ def _paths(folders: Path) -> list[Path]:
     return sorted(runs.iterdir()) if runs.is_dir() else []
 
 
-def _containers(engine: Engine) -> Iterator[Found]:
-    filters = {"label": [f"{LABEL}.identity"]}
+def _newest(engine: Engine, key: str | None = None) -> dict[str, Found]:
+    """By identity, of one or of all: the container that runs, else the newest."""
+    filters = {"label": [f"{LABEL}.identity={key}" if key else f"{LABEL}.identity"]}
     rows = engine.call("looking for containers", lambda api: api.containers(all=True, filters=filters))
     containers = Containers(engine)
-    for row in rows:
-        if found := containers.get(row["Id"]):
-            yield found
+    found = [one for row in sorted(rows, key=lambda row: row["Created"]) if (one := containers.get(row["Id"]))]
+    return {one.labels.get("identity"): one for one in sorted(found, key=lambda one: _state(one) == "running")}
+
+
+def _state(found: Found) -> str:
+    status = found.state["Status"]
+    return "lost" if status == "created" else "ended" if status in ENDED else "running"
 
 
 def _describe(folders: Path, key: str, found: Found | None) -> Leftover:
     folder = RunFolder(folders, key)
-    state = "output"
-    if found is not None:
-        status = found.state["Status"]
-        state = "lost" if status == "created" else "ended" if status in ENDED else "running"
     times = [path.stat().st_mtime for path in (folder.watched, folder.path) if path.exists()]
     return Leftover(
         key=key,
         identity=found.labels.identity if found else None,
-        state=state,
+        state=_state(found) if found else "output",
         pid=found.pid if found else None,
         unwatched=max(0.0, time.time() - times[0]) if times else 0.0,
         path=folder.path,
@@ -78,14 +84,18 @@ def clean(state_dir: Path, chosen: Iterable[Leftover], keep_output: bool = False
 
 def _clean_one(runner: DockerRunner, left: Leftover, keep_output: bool) -> str:
     folder = RunFolder(runner.state_dir, left.key)
-    if is_watched(folder):
-        return f"{left}: left alone, somebody watches it again"
     try:
-        if left.identity is None:
-            folder.forget(keep_output)
-        else:
-            for handle in _handles(runner, left.identity):
+        with runner.no_start(folder) as free:
+            if not free:
+                return f"{left}: left alone, it is being started"
+            if is_watched(folder):
+                return f"{left}: left alone, somebody watches it again"
+            found = _newest(runner.engine, left.key).get(left.key)
+            if found is not None and _state(found) == "running" != left.state:
+                return f"{left}: left alone, it runs now"
+            for handle in _handles(runner, found.labels.identity) if found else ():
                 runner.remove(handle, keep_output)
+            folder.forget(keep_output)
     except (RunnerError, OSError) as error:
         return f"not removed: {error}"
     return f"removed: {left}"

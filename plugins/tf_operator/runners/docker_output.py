@@ -43,6 +43,8 @@ class Spool:
 
     def acquire(self) -> int | None:
         """Become the writer; None while another process is."""
+        # A container may outlive the folder: a state_dir in memory is empty after a restart of the host.
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return locks.acquire(self._lock)
 
     @property

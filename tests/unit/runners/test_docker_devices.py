@@ -76,18 +76,19 @@ def test_who_was_not_told_looks_for_the_container_itself(launch: Launch, tmp_pat
 def test_another_process_of_that_number_is_not_the_container(
     launch: Launch, program: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    with docker_devices.held(launch, NONE, lambda pid: True) as tell:
+    with docker_devices.held(launch, NONE, lambda pid: False) as tell:
         tell(program.pid)
     let_go(launch)
     assert freed(tmp_path)
 
 
-def test_a_container_that_cannot_be_seen_is_refused(launch: Launch, tmp_path: Path) -> None:
+def test_a_container_that_cannot_be_seen_is_refused(launch: Launch, program: subprocess.Popen[bytes]) -> None:
     nobody = 1 << 22
-    with (
-        pytest.raises(RunnerError, match="a worker that sees its processes"),
-        docker_devices.held(launch, ANY, lambda pid: True) as tell,
-    ):
-        tell(nobody)
+    for pid, container in ((nobody, ANY), (program.pid, NONE)):
+        with (
+            pytest.raises(RunnerError, match=rf"process {pid} here is not its\): .*a worker that sees its processes"),
+            docker_devices.held(launch, container, lambda pid: True) as tell,
+        ):
+            tell(pid)
     with docker_devices.held(launch, NONE, lambda pid: False) as tell:
         tell(nobody)
