@@ -11,6 +11,14 @@ from tf_operator.job_spec import TensorFlowJob
 from tf_operator.task_group import as_dag, broken_dag
 
 project = settings.project_dir(Path(__file__).parent)
+jobs = project / "configs" / "jobs"
+
+
+def invalid(file: Path, text: str) -> DAG:
+    """Stands for a faulty job file; no other file's is named so."""
+    place = file.relative_to(jobs)
+    name = place.stem if place.suffix == ".yaml" else place.name
+    return broken_dag(".".join(["invalid", *place.parts[:-1], name]), text)
 
 
 def read(file: Path) -> DAG:
@@ -20,17 +28,16 @@ def read(file: Path) -> DAG:
     except Exception as error:  # whatever is wrong with one file must not take the others with it
         text = str(error) if isinstance(error, JobError) else f"{file}: {type(error).__name__}: {error}"
         logging.getLogger(__name__).error("%s", text)
-        return broken_dag(f"invalid.{file.stem}", text)
+        return invalid(file, text)
 
 
 def read_all() -> dict[str, DAG]:
     """The DAGs of all job files, by DAG id."""
-    folder = project / "configs" / "jobs"
     dags: dict[str, DAG] = {}
-    for file in sorted(path for path in folder.rglob("*") if path.suffix in (".yaml", ".yml", ".json")):
+    for file in sorted(path for path in jobs.rglob("*") if path.suffix in (".yaml", ".yml", ".json")):
         dag = read(file)
         if dag.dag_id in dags:
-            dag = broken_dag(f"invalid.{file.stem}", f"{file}: name = {dag.dag_id}: another job file has that name")
+            dag = invalid(file, f"{file}: name = {dag.dag_id}: another job file has that name")
         dags[dag.dag_id] = dag
     return dags
 

@@ -40,6 +40,11 @@ def evaluate(gang: Mapping[str, Any], conf: Mapping[str, Any] | None, slots_per_
     return Demand(pool, max(slots, 1))
 
 
+def asks_for_slots(gang: Mapping[str, Any], conf: Mapping[str, Any] | None) -> bool:
+    """Whether the run asks for GPUs, or for a number of slots. JobError as `evaluate`."""
+    return evaluate({**gang, "pool": None}, conf).pool is not None
+
+
 def count_replicas(gang: Mapping[str, Any], conf: Mapping[str, Any] | None) -> int:
     """How many replicas the run has. JobError as `evaluate`."""
     read = _Reader(gang.get("job"), gang.get("defaults") or {}, conf or {})

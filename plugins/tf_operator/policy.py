@@ -14,7 +14,7 @@ import airflow.settings
 from airflow.policies import hookimpl
 
 from tf_operator.errors import JobError
-from tf_operator.gang import count_replicas, evaluate
+from tf_operator.gang import asks_for_slots, count_replicas, evaluate
 from tf_operator.pools import slots_per_gpu
 from tf_operator.teams import pool_fault
 
@@ -64,7 +64,7 @@ def decide(
         why = (
             pool_fault(gang.get("fence"), pool)
             or _airflow_team_fault(row, team)
-            or (None if pool == "default_pool" else _pool_fault(row, slots))
+            or _pool_fault(row, slots, asks_for_slots(gang, conf))
             or _default_pool_fault(count_replicas(gang, conf), session)
         )
     except JobError as error:
@@ -72,7 +72,10 @@ def decide(
     return {"refused": why} if why else {"pool": pool, "slots": slots}
 
 
-def _pool_fault(pool: _Pool, slots: int) -> str | None:
+def _pool_fault(pool: _Pool, slots: int, asks: bool) -> str | None:
+    if pool.name == "default_pool":
+        rule = "the replicas' own tasks run there, so it can grant no GPUs or slots; name a pool of configs/pools.yaml"
+        return f"scheduling.pool = default_pool: {rule}" if asks else None
     if not pool.include_deferred:
         return (
             f"scheduling.pool = {pool.name}: the pool does not count deferred tasks, so two jobs could hold the"

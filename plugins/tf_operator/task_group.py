@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -272,19 +273,9 @@ def _replica(build: _Build, outline: GroupOutline, plan: PlanOperator, first: st
 
 
 def _offset(job: TensorFlowJob, outline: GroupOutline) -> int:
-    """Replica index of the first of a worker group. Only the last group's count may vary from run to run."""
-    before = []
-    for other in job.groups:
-        if other.task_id == outline.task_id:
-            break
-        if other.role == outline.role:
-            before.append(other)
-    if any(other.count is None for other in before):
-        raise JobError(
-            f"job {job.name}: replicas.worker: only the last worker group's count can be a param, as the indexes of"
-            f" {outline.task_id} begin where {before[-1].task_id}'s end"
-        )
-    return sum(other.count or 0 for other in before)
+    """Replica index of the first of a worker group. Only the last group's count varies from run to run."""
+    before = itertools.takewhile(lambda other: other.task_id != outline.task_id, job.groups)
+    return sum(other.count or 0 for other in before if other.role == outline.role)
 
 
 def _callbacks(job: TensorFlowJob) -> dict[str, Any]:

@@ -22,8 +22,8 @@ def run(
     """Run the job on Airflow and follow it; the exit code is 0 only if it succeeded."""
     from tf_operator.services import jobs
 
-    project = settings.project_dir()
     job = TensorFlowJob.from_file(file)
+    project = _project(file)
     conf = _conf(job, param or [])
     api = jobs.connect(project)
     try:
@@ -36,6 +36,15 @@ def run(
     finally:
         api.close()
     raise typer.Exit(code)
+
+
+def _project(file: Path) -> Path:
+    """The project we stand in, else the file's: what Airflow reads. JobError if neither is one."""
+    for start in (Path.cwd(), file.absolute().parent):
+        project = settings.project_dir(start)
+        if (project / "configs" / "jobs").is_dir():
+            return project
+    raise JobError(f"{file}: lies in no project, nor do you stand in one: a folder that holds configs/jobs; go there")
 
 
 def follow_to_end(api: Any, dag_id: str, run_id: str, console: Console) -> int:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tf_operator.job_spec.job import TensorFlowJob
     from tf_operator.job_spec.params import NO_DEFAULT, ParamSpec
-    from tf_operator.job_spec.render import plain_context
+    from tf_operator.job_spec.render import dates, plain_context
     from tf_operator.job_spec.rendered import RenderedJob
 
-__all__ = ["NO_DEFAULT", "ParamSpec", "RenderedJob", "TensorFlowJob", "plain_context"]
+__all__ = ["NO_DEFAULT", "ParamSpec", "RenderedJob", "TensorFlowJob", "dates", "plain_context"]
 
 _HOME = {
     "TensorFlowJob": "job",
@@ -18,6 +18,7 @@ _HOME = {
     "ParamSpec": "params",
     "NO_DEFAULT": "params",
     "plain_context": "render",
+    "dates": "render",
 }
 
 

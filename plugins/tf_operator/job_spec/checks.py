@@ -3,6 +3,7 @@ on the job as rendered for one run."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -85,7 +86,7 @@ def strings(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
 def combination_faults(job: TensorFlowJob, *, rendered: bool) -> list[Fault]:
     """Everything that only several values together show."""
     if not rendered:
-        faults = [*_params(job), *_param_defaults(job)]
+        faults = [*_params(job), *_param_defaults(job), *_varying_groups(job)]
         if faults:
             return faults
     return [
@@ -112,6 +113,14 @@ def _params(job: TensorFlowJob) -> Iterator[Fault]:
             yield Fault(path, str(error), spec.default if spec.default is not NO_DEFAULT else ABSENT)
         if spec.default is NO_DEFAULT and job.schedule is not None:
             yield Fault(path, "has no default, which a scheduled run needs; add default: or remove schedule:")
+
+
+def _varying_groups(job: TensorFlowJob) -> Iterator[Fault]:
+    workers = [group for group in outline.groups(job) if group.role == "worker"]
+    for group, after in itertools.pairwise(workers):
+        if group.count is None:
+            rule = f"only the last worker group's count can be a param, as the indexes of {after.task_id} begin where"
+            yield Fault((*group.path, "replicas"), f"{rule} {group.task_id}'s end; put it last", group.replica.replicas)
 
 
 def _param_defaults(job: TensorFlowJob) -> Iterator[Fault]:

@@ -60,7 +60,7 @@ def strategy(job: TensorFlowJob) -> str:
     if job.strategy is not None:
         return job.strategy
     ps = job.replicas.ps
-    return "parameter_server" if ps is not None and ps.replicas != 0 else "none"
+    return "parameter_server" if ps is not None and known(ps.replicas, job.param_specs) != 0 else "none"
 
 
 def known(value: Any, specs: Mapping[str, ParamSpec]) -> Any:

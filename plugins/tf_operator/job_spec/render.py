@@ -24,6 +24,14 @@ def plain_context(name: str, run_id: str, moment: datetime) -> dict[str, Any]:
         "dag": {"dag_id": name},
         "dag_run": run,
         "run_id": run_id,
+        "task_group_id": "",
+        **dates(moment),
+    }
+
+
+def dates(moment: datetime) -> dict[str, Any]:
+    """The names that tell a run's date. Airflow leaves them out where a run has none: one that was triggered."""
+    return {
         "logical_date": moment,
         "data_interval_start": moment,
         "data_interval_end": moment + timedelta(days=1),
@@ -31,6 +39,7 @@ def plain_context(name: str, run_id: str, moment: datetime) -> dict[str, Any]:
         "ds_nodash": moment.strftime("%Y%m%d"),
         "ts": moment.isoformat(),
         "ts_nodash": moment.strftime("%Y%m%dT%H%M%S"),
+        "ts_nodash_with_tz": moment.isoformat().replace("-", "").replace(":", ""),
     }
 
 
@@ -75,11 +84,15 @@ class _Filling:
             return value
         if path[-1] == "command" and isinstance(filled, list):
             return [_as_text(item) for item in filled]
-        return _as_text(filled) if len(path) > 1 and path[-2] == "env" else _whole(filled)
+        is_text = path[-1] in _TEXTS or (len(path) > 1 and path[-2] == "env")
+        return _as_text(filled) if is_text else _whole(filled)
+
+
+_TEXTS = frozenset({"model_dir", "working_dir"})
 
 
 def _as_text(value: Any) -> Any:
-    return str(value) if isinstance(value, bool | int | float) else value
+    return value if value is None or isinstance(value, list | Mapping) else str(value)
 
 
 def _whole(value: Any) -> Any:
@@ -181,7 +194,8 @@ def _env(job: Program, replica: Replica) -> dict[str, str]:
 def _runtime(job: TensorFlowJob, replica: Replica, project_dir: Path) -> rendered.RenderedRuntime:
     base = job.runtime.model_dump(exclude_unset=True)
     own = replica.runtime.model_dump(exclude_unset=True) if replica.runtime is not None else {}
-    together = own if own.get("kind", base.get("kind")) != base.get("kind") else {**base, **own}
+    kind = base.get("kind", "process")
+    together = own if own.get("kind", kind) != kind else {**base, **own}
     options = {key: value for key, value in together.items() if value is not None}
     kind, python, image = options.pop("kind", "process"), options.pop("python", None), options.pop("image", None)
     if python is not None and "/" in python:

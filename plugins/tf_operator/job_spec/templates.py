@@ -17,6 +17,8 @@ PARAM_REF = re.compile(r"\{\{ *params\.([A-Za-z_][A-Za-z0-9_]*) *\}\}")
 
 _PLAIN = re.compile(r"\{\{ *([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))? *\}\}", re.ASCII)
 
+_UNDEFINED = re.compile(r"'(\w+)' is undefined")
+
 RAW = "put {% raw %}...{% endraw %} around text that is not a template"
 
 
@@ -84,6 +86,9 @@ def render(text: str, context: Mapping[str, Any]) -> Any:
     # The expression is the user's: it may raise anything, and what it raises is the user's to read in one line.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
+        name = _UNDEFINED.fullmatch(reason)
+        if name and name[1] in CONTEXT_NAMES:
+            raise ValueError(f"{name[1]} is known only in a run on Airflow") from None
         raise ValueError(f"the template cannot be evaluated: {reason}; correct it, or {RAW}") from None
 
 

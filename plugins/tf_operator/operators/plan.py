@@ -13,19 +13,24 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from tf_operator import airflow_io, preflight, turns
 from tf_operator.errors import ImageError, JobError, PreflightError, RunnerError, SecretError, SecretUnavailableError
 from tf_operator.gang import evaluate
-from tf_operator.job_spec import RenderedJob, TensorFlowJob
+from tf_operator.job_spec import RenderedJob, TensorFlowJob, dates
 from tf_operator.operators import checks
 from tf_operator.plan import GroupRef, Plan
 from tf_operator.pools import configured_slots_per_gpu
 
 
 def render(job: TensorFlowJob, context: Context, group_id: str, project_dir: str, prefix: str) -> RenderedJob:
-    """The job with this run's params. AirflowFailException with one line if they cannot be used."""
+    """The job with this run's params. AirflowFailException with one line if they cannot be used.
+
+    The date of a run that has none, as one that was triggered, is the time it was asked for.
+    """
     given = {key.removeprefix(prefix): value for key, value in context["params"].items() if key.startswith(prefix)}
     params = {key: value for key, value in given.items() if key in job.params}
     try:
         return job.render(
-            {**context, "params": params, "task_group_id": group_id}, project_dir=Path(project_dir), params=params
+            {**dates(context["dag_run"].run_after), **context, "params": params, "task_group_id": group_id},
+            project_dir=Path(project_dir),
+            params=params,
         )
     except JobError as error:
         raise AirflowFailException(str(error)) from None

@@ -33,9 +33,12 @@ class AirflowApi:
 
     def __init__(self, base_url: str, *, token: str | None = None, timeout: float = 30.0) -> None:
         self.base_url = base_url.rstrip("/")
-        # A proxy of the environment is for the world outside.
-        outside = urlsplit(self.base_url).hostname not in LOOPBACK
-        self._http = httpx.Client(base_url=self.base_url, timeout=timeout, trust_env=outside)
+        try:
+            # A proxy of the environment is for the world outside.
+            outside = urlsplit(self.base_url).hostname not in LOOPBACK
+            self._http = httpx.Client(base_url=self.base_url, timeout=timeout, trust_env=outside)
+        except (ValueError, httpx.InvalidURL) as error:
+            raise ApiError(f"Airflow's API at {base_url}: is no URL ({error}); see AIRFLOW__API__BASE_URL") from None
         self._token = token or os.environ.get("TF_OPERATOR_API_TOKEN")
 
     def close(self) -> None:
@@ -51,7 +54,10 @@ class AirflowApi:
             reraise=True,
         )
         response: httpx.Response = again(self._send, method, f"/api/v2/{path}", body, query)
-        return response.json() if response.content else None
+        try:
+            return response.json() if response.content else None
+        except ValueError:
+            raise ApiError(f"what answers at {self.base_url} is no Airflow: its answer is not JSON") from None
 
     def entries(self, path: str, key: str, **query: Any) -> Iterator[dict[str, Any]]:
         """Every entry of a list, page by page; `key` holds them in each answer."""

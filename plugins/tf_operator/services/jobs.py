@@ -56,6 +56,11 @@ def publish(file: Path, project: Path) -> Path:
     """Where the job file is among the project's jobs; copied there if need be. JobError if one is in its way."""
     jobs = project / "configs" / "jobs"
     source = file.resolve()
+    name = TensorFlowJob.from_file(file).name
+    same = {source, (jobs / file.name).resolve()}
+    for other in sorted(path for path in jobs.rglob("*") if path.suffix in JOB_FILE_ENDINGS):
+        if other.resolve() not in same and _name_of(other) == name:
+            raise JobFileError(f"{file}: name = {name}: the job of {other} has it; give this one another name")
     if source.is_relative_to(jobs.resolve()):
         return source
     target = jobs / file.name
@@ -65,10 +70,6 @@ def publish(file: Path, project: Path) -> Path:
         if target.read_bytes() != source.read_bytes():
             raise JobFileError(f"{file}: another file of that name is {target}; rename one of them")
         return target
-    name = TensorFlowJob.from_file(file).name
-    for other in sorted(path for path in jobs.rglob("*") if path.suffix in JOB_FILE_ENDINGS):
-        if _name_of(other) == name:
-            raise JobFileError(f"{file}: name = {name}: the job of {other} has it; give this one another name")
     jobs.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
     shutil.copyfile(source, partial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from tf_operator import airflow_io, turns
 from tf_operator.errors import PreflightError
 from tf_operator.job_spec import TensorFlowJob
+from tf_operator.operators.plan import render
 from tf_operator.plan import GroupRef, Plan
 from tf_operator.task_group import as_dag
 
@@ -54,6 +56,25 @@ def test_it_waits_in_the_triggerer_and_then_goes_on(
     assert operator.its_turn({"ti": Instance()}, {}) == [0, 1, 2], "what the workers are mapped over"
     with pytest.raises(AirflowFailException, match="schedule_timeout"):
         operator.its_turn({"ti": Instance()}, {"too_late": "schedule_timeout: ..."})
+
+
+@pytest.mark.parametrize("has_date", [False, True])
+def test_a_run_without_a_date_has_that_of_the_time_it_was_asked_for(tmp_path: Path, has_date: bool) -> None:
+    """What Airflow leaves out for a run that was triggered by API, by `tf-operator run`, by an asset."""
+    file = tmp_path / "j.yaml"
+    file.write_text(
+        "name: j\nreplicas: {worker: {}}\n"
+        'program: {command: [train, "--day={{ ds }}", "{{ data_interval_start.year }}"]}\n'
+    )
+    asked = datetime(2026, 3, 1, 9, tzinfo=UTC)
+
+    class Run:
+        run_after = asked
+
+    context = {"dag_run": Run, "run_id": "r", "dag": None, "params": {}}
+    context |= {"ds": "2026-01-31", "data_interval_start": datetime(2026, 1, 30, tzinfo=UTC)} if has_date else {}
+    job = render(TensorFlowJob.from_file(file), context, "", str(tmp_path), "")  # type: ignore[arg-type]
+    assert job.groups[0].command[1:] == [f"--day={'2026-01-31' if has_date else '2026-03-01'}", "2026"]
 
 
 def test_who_needs_no_pool_waits_for_nobody(operator: Any, tmp_path: Path) -> None:

@@ -133,3 +133,11 @@ def test_other_peoples_tasks_are_left_alone() -> None:
 
     policy.task_instance_mutation_hook(Other(), dag_run=object())  # type: ignore[arg-type]
     assert (Other.pool, Other.pool_slots) == ("theirs", 7)
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"), [({}, True), ({"terms": [{"count": 2, "gpus": 0}]}, False), ({"slots": 500}, True)]
+)
+def test_default_pool_grants_no_gpus_and_no_slots(pools: Pools, change: dict[str, Any], refused: bool) -> None:
+    mark = policy.decide({**GANG, "pool": "default_pool", **change}, {}, pools)  # type: ignore[arg-type]
+    assert mark.get("refused", "").startswith("scheduling.pool = default_pool: the replicas' own tasks") is refused

@@ -44,3 +44,13 @@ def test_each_faulty_file_is_told_and_the_sound_ones_are_there(tmp_path: Path) -
     assert "another job file has that name" in dags["invalid.good"]
     assert "no.such.Thing" in dags["invalid.told"] and "typo.yaml:3" in dags["invalid.typo"]
     assert registered == [], "a half-built or dropped DAG must not be found by the way"
+
+
+def test_faulty_files_of_one_name_are_each_told(tmp_path: Path) -> None:
+    jobs = tmp_path / "configs" / "jobs"
+    for place in ("train.yaml", "train.json", "team/train.yaml"):
+        (jobs / place).parent.mkdir(parents=True, exist_ok=True)
+        (jobs / place).write_text("{")
+    dags, _ = read(tmp_path)
+    assert set(dags) == {"invalid.train", "invalid.train.json", "invalid.team.train"}
+    assert all(f"{place}:" in " ".join(dags.values()) for place in ("train.yaml", "train.json", "team/train.yaml"))

@@ -172,7 +172,7 @@ def test_templates_in_arguments_give_text(template: str, expected: str) -> None:
             "{{ ''.__class__.__mro__ }}",
             "cannot be evaluated: access to attribute '__class__' of 'str' object is unsafe",
         ),
-        ("{{ ti.task_id }}", "cannot be evaluated: 'ti' is undefined"),
+        ("{{ ti.task_id }}", "ti is known only in a run on Airflow"),
     ],
 )
 def test_templates_that_fail_are_one_line(template: str, expected: str) -> None:
@@ -351,3 +351,32 @@ def test_a_secrets_path_is_judged_once_its_templates_are_filled_in() -> None:
     escaping = job(secrets=[{"vault": "kv/{{ params.team }}/x#k", "env": "A"}], params={"team": "own"})
     with pytest.raises(JobError, match=r"secrets\[0\].vault = .kv/../x#k.: must be names with a single /"):
         rendered(escaping, team="..")
+
+
+@pytest.mark.parametrize("text", ["{{ logical_date }}", "{{ params.epochs }}"])
+def test_a_lone_template_is_text_where_text_is_meant(text: str) -> None:
+    written = job(params=PARAMS, program={"command": ["p", text], "env": {"A": text}}, model_dir=text)
+    run = rendered(written)
+    value = {"{{ logical_date }}": str(MOMENT), "{{ params.epochs }}": "2"}[text]
+    assert run.groups[0].command[1] == run.groups[0].env["A"] == value
+    assert run.model_dir == str(PROJECT / value)
+
+
+def test_a_replica_that_says_the_same_kind_keeps_the_interpreter() -> None:
+    written = job(
+        program={"command": ["python", "x.py"]},
+        runtime={"python": "/opt/tf/bin/python"},
+        replicas={"worker": {"runtime": {"kind": "process"}}},
+    )
+    assert rendered(written).groups[0].command[0] == "/opt/tf/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("default", "given", "strategy"), [(0, {}, "none"), (0, {"g": 1}, "parameter_server"), (1, {"g": 0}, "none")]
+)
+def test_a_ps_by_a_param_decides_the_strategy_of_each_run(default: int, given: dict[str, int], strategy: str) -> None:
+    written = job(
+        params={"g": {"type": "integer", "default": default}},
+        replicas={"worker": {}, "ps": {"replicas": "{{ params.g }}"}},
+    )
+    assert rendered(written, **given).strategy == strategy

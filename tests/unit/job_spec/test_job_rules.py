@@ -71,6 +71,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"replicas": {"worker": {"runtime": {"kind": "swarm"}}}},
         "replicas.worker.runtime: kind swarm needs an image",
     ),
+    (
+        {
+            "params": {"n": {"type": "integer", "default": 2}},
+            "replicas": {"worker": [{"name": "a", "replicas": "{{ params.n }}"}, {"name": "b", "replicas": 2}]},
+        },
+        'replicas.worker[0].replicas = "{{ params.n }}": only the last worker group\'s count can be a param',
+    ),
     ({"strategy": "parameter_server"}, 'strategy = "parameter_server": needs a ps; set replicas.ps.replicas to 1'),
     ({"strategy": "parameter_server", "replicas": {"ps": {}}}, "needs a chief or a worker"),
     ({"strategy": "multi_worker_mirrored", "replicas": {"worker": {}, "ps": {}}}, "multi_worker_mirrored has no ps"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_operator.errors import JobFileError, ServiceError
+from tf_operator.errors import ApiError, JobFileError, ServiceError
 from tf_operator.services.jobs import api_url, connect, publish
 
 JOB = "name: {}\nprogram: {{command: [python, -c, pass]}}\nreplicas: {{worker: {{replicas: 1}}}}\n"
@@ -50,6 +50,20 @@ def test_a_different_file_of_that_name_is_refused(project: Path) -> None:
     with pytest.raises(JobFileError, match="another file of that name"):
         publish(write(project / "drafts" / "mine.yaml", "other"), project)
     assert kept.read_text() == JOB.format("mine")
+
+
+def test_a_job_name_that_two_files_have_is_nobody_s(project: Path) -> None:
+    """Airflow has a DAG of one of them, who knows of which."""
+    write(project / "configs" / "jobs" / "first.yaml", "mine")
+    with pytest.raises(JobFileError, match=r"second\.yaml: name = mine: the job of .*first\.yaml has it"):
+        publish(write(project / "configs" / "jobs" / "second.yaml", "mine"), project)
+
+
+@pytest.mark.parametrize("url", ["http://[bad", "http://127.0.0.1:no"])
+def test_what_is_no_url_is_one_line(monkeypatch: pytest.MonkeyPatch, project: Path, url: str) -> None:
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", url)
+    with pytest.raises(ApiError, match="is no URL .* see AIRFLOW__API__BASE_URL"):
+        connect(project)
 
 
 def test_a_job_name_that_is_taken_is_refused(project: Path) -> None:
