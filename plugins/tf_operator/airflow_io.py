@@ -50,6 +50,11 @@ def kept_plan(ref: GroupRef) -> Plan | None:
     return Plan.model_validate(data) if data else None
 
 
+def plan_in_force(ref: GroupRef) -> Plan | None:
+    """What the living job goes by, also between a clear of plan alone and its answer to that."""
+    return read_plan(ref) or kept_plan(ref)
+
+
 def replace_plan(ref: GroupRef, plan: Plan, elapsed: float) -> None:
     """Begin the attempt after `plan`'s, once: who comes again after a broken-off call changes nothing."""
     current = read_plan(ref)

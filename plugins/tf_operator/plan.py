@@ -13,9 +13,12 @@ from tf_operator.job_spec.rendered import RenderedJob, ReplicaGroup
 
 
 class Plan(BaseModel):
-    """One attempt at the job. Travels as JSON; holds references to secrets, never a value."""
+    """One attempt at the job. Travels as JSON; holds references to secrets, never a value.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    What another version of this package says besides is passed over, here and in the job.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     attempt: str
     job: RenderedJob

@@ -22,7 +22,7 @@ SERVERS_OWN = ("auth", "sys", "identity")
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class RenderedRuntime(_Data):

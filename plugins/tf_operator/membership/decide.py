@@ -184,15 +184,16 @@ def _missing_too_long(job: RenderedJob, cluster: Cluster, timers: Timers, facts:
 
 
 def _extra(job: RenderedJob, cluster: Cluster, facts: Facts, name: str) -> float:
-    """A lost replica, or a lost watcher, first waits `retry_delay`. A program whose watcher is lost goes on meanwhile:
-    it is waited for as long as it lives. One that may start has a watcher that speaks for it.
+    """A lost replica, or a lost watcher, first waits `retry_delay`. A program whose watcher is lost trains on
+    meanwhile: it is waited for as long as it lives. One that may start has a watcher that speaks for it.
     """
     replica = ReplicaId.parse(name)
     if name in cluster.lost:
         return job.retry_delay
     member = facts.members.get(replica)
     if member is not None and facts.states.get(replica) in GONE:
-        lives = member.status in (Status.RUNNING, Status.STALLED)
+        # While a generation forms nobody trains: the others hold their slots for nothing.
+        lives = cluster.phase is Phase.RUNNING and member.status in (Status.RUNNING, Status.STALLED)
         return job.retry_delay + (
             max(0.0, job.run_policy.orphan_timeout - job.run_policy.start_timeout) if lives else 0
         )

@@ -84,14 +84,14 @@ class PlanOperator(_JobOperator):
         """Fails for good on what a person has to change, and lets Airflow retry what may pass."""
         ti = context["ti"]
         ref = GroupRef(ti.dag_id, str(ti.run_id), self.group_id)
-        self._check_conf(context)
-        job = self.rendered(context)
-        self.log.info("effective params: %s", job.params)
         try:
             if living := checks.living_plan(ref):
                 ti.xcom_push(airflow_io.PLAN_KEY, living.model_dump(mode="json"))
                 self.log.warning("the job goes on as it was planned: clear the whole group for a new attempt")
                 return indexes(living.job, self.of) if self.of else None
+            self._check_conf(context)
+            job = self.rendered(context)
+            self.log.info("effective params: %s", job.params)
             plan = self._plan(job)
             self._check(plan, ref, context)
         except (SecretUnavailableError, OSError) as error:

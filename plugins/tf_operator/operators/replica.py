@@ -53,7 +53,7 @@ class ReplicaOperator(BaseOperator):
         ref = GroupRef(ti.dag_id, str(ti.run_id), self.group_id)
         replica = ReplicaId(self.role, self.offset + (self.index or 0))
         place = Place(self.task_id, -1 if ti.map_index is None else ti.map_index)
-        plan = airflow_io.read_plan(ref)
+        plan = airflow_io.plan_in_force(ref)
         if plan is None:
             raise AirflowFailException(f"{ref.task('plan')} has left no plan: clear the whole group")
         try:

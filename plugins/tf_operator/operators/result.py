@@ -37,9 +37,10 @@ class ResultOperator(BaseOperator):
         ti = context["ti"]
         ref = GroupRef(ti.dag_id, str(ti.run_id), self.group_id)
         states = self._final_states(ref)
-        plan = airflow_io.read_plan(ref)
+        plan = airflow_io.plan_in_force(ref)
         # XComs of an earlier attempt stay until a task's new process has begun: what ended without one left them.
-        if plan is None or states.get(ref.task("plan")) != "success":
+        # A plan that has not ended was cleared alone: the job went on without it.
+        if plan is None or states.get(ref.task("plan")) not in ("success", *airflow_io.LIVE):
             raise AirflowFailException(f"the job did not start: {ref.task('plan')} failed, its log says why")
         cluster = airflow_io.read_cluster(ref, plan.attempt)
         if cluster is None:
@@ -108,7 +109,7 @@ class CleanupOperator(BaseOperator):
         """Never fails a run: what it cannot remove, the keeper's deadline and `tf-operator clean` will."""
         ti = context["ti"]
         ref = GroupRef(ti.dag_id, str(ti.run_id), self.group_id)
-        plan = airflow_io.read_plan(ref)
+        plan = airflow_io.plan_in_force(ref)
         if plan is None:
             return
         grace = plan.job.run_policy.termination_grace

@@ -130,7 +130,8 @@ def _reserve(path: Path) -> Path:
 def _write_reserved(path: Path, text: str) -> None:
     """Atomically into the space that was taken for it. A second time a full disk leaves only the first's own place."""
     reserve = _reserve(path)
-    if reserve.exists():
+    # Gone where it was used before, perhaps by another process in this moment.
+    with contextlib.suppress(FileNotFoundError):
         _overwrite(reserve, text)
         reserve.replace(path)
         return
@@ -151,7 +152,7 @@ def _overwrite(path: Path, text: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    new = path.with_name(f"{path.name}.{os.urandom(6).hex()}.new")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, text.encode())

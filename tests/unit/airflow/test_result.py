@@ -23,6 +23,7 @@ class Instance:
     ("state", "told", "again"),
     [
         ("success", None, False),
+        ("success, plan cleared", None, False),
         ("deferred", r"the job succeeded .* train.cluster is still deferred .*: is a triggerer running\?", True),
         ("failed", "train.cluster is failed: it was ended from outside", False),
     ],
@@ -34,8 +35,11 @@ def test_a_success_counts_once_the_cluster_has_ended(
     cluster = running_cluster(job, phase=Phase.SUCCEEDED, reason="chief-0 ended with exit code 0")
     plan = Plan(attempt=cluster.attempt, job=job, pool="gpu", slots=1)
     monkeypatch.setattr(result, "CLUSTER_WAIT", 0.0)
-    monkeypatch.setattr(airflow_io, "task_states", lambda ref, ids: {"train.plan": "success", "train.cluster": state})
-    monkeypatch.setattr(airflow_io, "read_plan", lambda ref: plan)
+    cleared = "plan cleared" in state
+    states = {"train.plan": "scheduled" if cleared else "success", "train.cluster": state.partition(",")[0]}
+    monkeypatch.setattr(airflow_io, "task_states", lambda ref, ids: states)
+    monkeypatch.setattr(airflow_io, "read_plan", lambda ref: None if cleared else plan)
+    monkeypatch.setattr(airflow_io, "kept_plan", lambda ref: plan)
     monkeypatch.setattr(airflow_io, "read_cluster", lambda ref, attempt: cluster)
     operator = ResultOperator(task_id="result", group_id="train")
     if told is None:

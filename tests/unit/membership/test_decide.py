@@ -230,6 +230,19 @@ def test_a_lost_watcher_is_waited_for_while_its_program_may_live(lives: bool, pa
     assert "worker-1 (up_for_retry)" in world.cluster.reason
 
 
+def test_a_forming_generation_waits_no_longer_for_a_lost_watcher_than_for_anybody() -> None:
+    world = World(make_job(policy={"start_timeout": 60, "orphan_timeout": 86400}, retry_delay=30.0))
+    world.states[ReplicaId("chief", 0)] = "up_for_retry"
+    world.end("ps-0", KILLED)
+    world.settle()
+    assert world.cluster.phase is Phase.FORMING
+    world.come_back("ps-0")
+    world.step()
+    assert world.step(80).phase is Phase.FORMING
+    assert world.step(10).phase is Phase.FAILED
+    assert "chief-0 (up_for_retry)" in world.cluster.reason
+
+
 def test_active_deadline_counts_all_attempts() -> None:
     job = make_job(policy={"active_deadline": 1000})
     owner = Owner(job, begin(job, "a2", elapsed=990.0), clock=iter([0.0, 5.0, 11.0]).__next__)

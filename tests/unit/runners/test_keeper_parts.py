@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,15 @@ def test_a_file_cut_short_by_a_crash_counts_as_none(tmp_path: Path) -> None:
     folder.create()
     (folder.path / "handle.json").write_text('{"start": ')
     assert folder.record() is None
+
+
+def test_requests_to_stop_that_come_at_once_are_all_taken(tmp_path: Path) -> None:
+    """A person, the cleanup task and the owner may ask in the same moment."""
+    folder = RunFolder(tmp_path, "job-worker-0")
+    folder.create()
+    with ThreadPoolExecutor(4) as pool:
+        for start in range(1, 100):
+            folder.reserve(start)
+            list(pool.map(lambda grace, start=start: folder.request_stop(start, grace), (1.0, 2.0, 3.0, 4.0)))
+            request = folder.stop_request(start)
+            assert request and request["grace"] in (1.0, 2.0, 3.0, 4.0)
