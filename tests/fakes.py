@@ -129,6 +129,10 @@ class FakeRunner:
         here = [p for p in self.programs if p.launch.identity == identity and p.removed is None]
         return here[-1] if here else None
 
+    def prepare(self, launch: Launch) -> None:
+        self._called("prepare")
+        assert launch.secrets == SecretBundle(), "secrets run out while an image is fetched"
+
     def start(self, launch: Launch, lease: FakeLease) -> Handle:
         self._called("start")
         if self.start_error:

@@ -14,7 +14,7 @@ from tf_operator.gpus import device_env
 from tf_operator.identity import Identity, ReplicaId
 from tf_operator.job_spec.rendered import RenderedJob, ReplicaGroup
 from tf_operator.membership import Cluster
-from tf_operator.runners.base import Launch, SecretBundle
+from tf_operator.runners.base import Launch
 
 INHERITED = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH")
 """What a program sees of the worker's own environment. Nothing of Airflow's or Vault's configuration is among it."""
@@ -119,12 +119,11 @@ def make_launch(
     start: Start,
     *,
     inherited: Mapping[str, str],
-    secrets: SecretBundle,
     devices: Sequence[str] = (),
     device_fds: Sequence[int] = (),
     device_memory: int | None = None,
 ) -> Launch:
-    """Everything the runner needs to start the program once."""
+    """Everything the runner needs to start the program once, but for its secrets."""
     group = job.group_of(start.replica)
     return Launch(
         identity=start.identity,
@@ -134,7 +133,6 @@ def make_launch(
         argv=tuple(group.command),
         working_dir=group.working_dir,
         env=program_env(job, start, inherited=inherited, devices=devices, device_memory=device_memory),
-        secrets=secrets,
         memory=group.memory,
         cpus=group.cpus,
         termination_grace=job.run_policy.termination_grace,

@@ -6,6 +6,7 @@ Every method that changes something returns what the replica's message has to sa
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tf_operator.errors import (
@@ -124,15 +125,16 @@ class ReplicaProgram:
                 devices.release()
 
     def _make_launch(self, start: Start, devices: DeviceLease | None) -> Launch:
-        return make_launch(
+        launch = make_launch(
             self._job,
             start,
             inherited=self._host.inherited,
-            secrets=self._host.secrets(),
             devices=devices.ids if devices else (),
             device_fds=devices.fds if devices else (),
             device_memory=devices.memory if devices else None,
         )
+        self._host.runner.prepare(launch)
+        return replace(launch, secrets=self._host.secrets())
 
     def _launch(self, launch: Launch) -> Change:
         if self._lease is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,8 @@ def test_a_launch_is_complete_and_its_repr_holds_no_secret() -> None:
     job = with_env(make_job(), command=["train", "a b", "$HOME", "*"], memory=2**30)
     secrets = SecretBundle({"KEY": "S3cr3t"}, (SecretFile("f", b"S3cr3t"),), ("S3cr3t",))
     start = Start(identity_of("worker-1"), 4, running_cluster(job, launch={"worker-1": 3}))
-    launch = make_launch(job, start, inherited={}, secrets=secrets, devices=("1",), device_fds=(9,))
+    launch = make_launch(job, start, inherited={}, devices=("1",), device_fds=(9,))
+    launch = replace(launch, secrets=secrets)
     assert launch.argv == ("train", "a b", "$HOME", "*")
     assert (launch.attempt, launch.incarnation, launch.generation, launch.memory) == ("a1", 4, 3, 2**30)
     assert launch.env["TF_OPERATOR_GENERATION"] == "3"

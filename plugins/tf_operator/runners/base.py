@@ -111,6 +111,10 @@ class Runner(Protocol):
         """The program with this identity, if one lives or its end has not been removed yet."""
         ...
 
+    def prepare(self, launch: Launch) -> None:
+        """Fetch what its start needs and may take minutes (an image). Called before its secrets are: those run out."""
+        ...
+
     def start(self, launch: Launch, lease: Lease) -> Handle:
         """Start the program. Raises IdentityHeldError if one of this identity lives, LaunchError if it cannot start."""
         ...

@@ -71,6 +71,7 @@ class DockerRunner:
         self._logs = Logs(self.url, self.containers, masks)
         self._watches = Watches()
         self._beats: dict[str, float] = {}
+        self._prepared: tuple[str, int, int] | None = None
         self._away_since: float | None = None
 
     # -- before and at the start
@@ -113,13 +114,21 @@ class DockerRunner:
             folder.keeper_lock.unlink(missing_ok=True)
             os.close(descriptor)
 
+    def prepare(self, launch: Launch) -> None:
+        """Have the image, once for each start."""
+        wanted = (launch.identity.key, launch.incarnation, launch.generation)
+        if self._prepared != wanted:
+            policy = docker_spec.options_of(launch).get("pull_policy")
+            ensure_image(self.engine, docker_spec.image_of(launch), policy, launch.identity)
+            self._prepared = wanted
+
     def start(self, launch: Launch, lease: Lease) -> Handle:
         """Start a container; an ended one of this identity is put on record and removed first."""
         if not isinstance(lease, NameLease):
             raise RunnerError(f"{launch.identity}: start needs a lease of this runner")
         docker_spec.check(launch)
-        options = docker_spec.options_of(launch)
-        ensure_image(self.engine, docker_spec.image_of(launch), options.get("pull_policy"), launch.identity)
+        self.prepare(launch)
+        self._prepared = None
         folder = self._folder(launch.identity)
         try:
             folder.create()

@@ -52,6 +52,9 @@ class ProcessRunner:
             return None
         return handle_of(record, stopping=folder.stop_request(record["start"]) is not None)
 
+    def prepare(self, launch: Launch) -> None:
+        """Nothing to do."""
+
     def start(self, launch: Launch, lease: Lease) -> Handle:
         """Start a program in its own session under a detached keeper, which takes over the leases."""
         if not isinstance(lease, PortLease) or not lease.fds:
