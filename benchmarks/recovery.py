@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "integration"), str(ROOT / "tests" / "system")]
+sys.path[:0] = [str(ROOT / "tests" / "integration"), str(ROOT / "tests" / "system"), str(ROOT / "tests")]
 
 from harness import AirflowUnderTest, make_project  # noqa: E402 - found by the line above
 from tf_replicas import Replicas, prepare  # noqa: E402
@@ -54,12 +54,13 @@ def by_hand(data: Path, key: str, lost: str) -> float:
             fault = time.time()
             replicas.kill(lost)
             replicas.start(*arguments, only=[lost])
-            if lost == "ps-0":
-                replicas.await_exit("chief-0", code=1)
-                replicas.start(*arguments, only=["chief-0"])
-            return wait_for(
-                lambda: after(replicas.log("chief-0"), replicas.log(lost), fault), PATIENCE, "a new step", every=0.2
-            )
+
+            def look() -> float | None:
+                if replicas.running["chief-0"].poll() is not None:
+                    replicas.start(*arguments, only=["chief-0"])
+                return after(replicas.log("chief-0"), replicas.log(lost), fault)
+
+            return wait_for(look, PATIENCE, "a new step", every=0.1)
         finally:
             replicas.end()
 
