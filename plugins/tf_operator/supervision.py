@@ -208,7 +208,7 @@ class Watcher:
             return
         self._stopping = None
         self._log(f"{self.replica}: the program ended: {describe_end(end)}")
-        self._publish(status=Status.EXITED, end=end, tail=self._follower.tail)
+        self._publish(status=Status.EXITED, end=end, tail=self._follower.tail, final=end.final)
 
     def _stand_ready(self) -> None:
         change = self._program.stand_ready()

@@ -26,7 +26,7 @@ def test_a_device_nobody_was_given_is_seen_before_the_program_starts(kit: Docker
     runtime = kit.launch("--exit", "0").runtime
     options = {**runtime.get("options", {}), "mounts": [*runtime.get("options", {}).get("mounts", ()), *mounts]}
     end = kit.wait(kit.start("--exit", "0", runtime={**runtime, "options": options}))
-    assert end.code == 125
+    assert (end.code, end.final) == (125, True)
     assert end.reason == "given 0 GPUs, but the container has 1: look at the engine's runtime"
     assert kit.wait(kit.start("--exit", "0")).code == 0
 

@@ -89,6 +89,15 @@ def test_an_own_fault(verdict: Verdict, result: Result, clean_policy: str) -> No
     assert bench.program.removed is (clean_policy == "keep_failed")
 
 
+def test_an_end_that_no_other_start_can_help_is_told_as_such() -> None:
+    """A container that sees other devices than it was given."""
+    bench = Bench()
+    bench.after(5, lambda: bench.end(Exit(code=125, reason="given 1 GPUs, but the container has 2", final=True)))
+    bench.after(10, lambda: bench.judge(Verdict.FINAL))
+    assert bench.run().result is Result.FAILED
+    assert bench.channel.said[-1].final
+
+
 def test_an_end_that_nobody_judges_is_an_own_fault_after_a_while() -> None:
     bench = Bench()
     bench.after(3, lambda: bench.end(Exit(code=1)))

@@ -72,6 +72,8 @@ class Exit:
     """True where the end was asked for through `stop` (or the orphan deadline), not the program's own."""
     reason: str | None = None
     """Anything else a person should know in one line (`command not found: x`, `no watcher for 900 s`)."""
+    final: bool = False
+    """True where no other start can help: a person has to look at the host."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ def end_of(
     code = int(state.get("ExitCode", 0)) & 0xFF
     out_of_memory = bool(state.get("OOMKilled"))
     orphan = "orphan" in told
-    reasons = [text.removeprefix("fault ") for text in told if text.startswith("fault ")]
+    words = [text.partition(" ") for text in told]
+    reasons = [text for kind, _, text in words if kind in ("fault", "final")]
     if orphan:
         reasons.append(f"no watcher for {orphan_timeout:g} s")
     if stop is not None and stop.get("killed") and code == 128 + signal.SIGKILL:
@@ -41,6 +42,7 @@ def end_of(
         oom_limit=limit if out_of_memory and code == 128 + signal.SIGKILL else None,
         stopped=stop is not None or orphan,
         reason="; ".join(reasons) or None,
+        final=any(kind == "final" for kind, _, _ in words),
     )
 
 

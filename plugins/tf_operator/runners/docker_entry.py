@@ -81,7 +81,7 @@ tf_seen=0
 for p in /dev/nvidia[0-9]*; do [ -e "$p" ] && tf_seen=$((tf_seen + 1)); done
 [ -e /proc/driver/nvidia/version ] || [ "$tf_seen" -gt 0 ] || tf_gpus=0
 [ "$tf_seen" -eq "$tf_gpus" ] || [ -e /dev/dxg ] || {
-  tell "fault given $tf_gpus GPUs, but the container has $tf_seen: look at the engine's runtime"
+  tell "final given $tf_gpus GPUs, but the container has $tf_seen: look at the engine's runtime"
   exit 125
 }
 trap 'term=1' TERM

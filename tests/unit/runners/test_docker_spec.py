@@ -114,6 +114,7 @@ def test_secrets_survive_the_shell(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
             {"told": ["orphan"], "orphan_timeout": 9.0},
             Exit(143, "SIGTERM", stopped=True, reason="no watcher for 9 s"),
         ),
+        ({"ExitCode": 125}, {"told": ["final given 1"]}, Exit(125, reason="given 1", final=True)),
         ({"ExitCode": 127}, {"told": ["fault command not found: x"]}, Exit(127, reason="command not found: x")),
         (
             {"ExitCode": 5, "OOMKilled": True},
