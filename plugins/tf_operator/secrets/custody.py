@@ -184,9 +184,9 @@ class Custody:
         try:
             bundle = self._fetch(refs, patience=0)
         except SecretUnavailableError as error:
-            if not grant.tenure.failures:
+            if not any(name in grant.tenure.pauses for name in names):
                 self._log(f"{error}; it is tried again")
-            grant.tenure = grant.tenure.unavailable(now)
+            grant.tenure = grant.tenure.unavailable(names, now)
         except SecretError as error:
             self._log(f"{error}; its lease is not renewed any more")
             grant.tenure = grant.tenure.without(names)

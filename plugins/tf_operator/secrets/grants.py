@@ -69,9 +69,10 @@ class Grant:
                 duration, renewable = self._renew(name, self.tenure.terms[name].wanted)
                 self.tenure = self.tenure.renewed(name, duration, renewable, now)
             except SecretUnavailableError as error:
-                if not self.tenure.failures:
+                if name not in self.tenure.pauses:
                     log(f"{error}; it is tried again")
-                self.tenure = self.tenure.unavailable(now)
+                self.tenure = self.tenure.unavailable([name], now)
+                # The others' turn is the next one: each may take a request's timeout, and a program is watched between.
                 return
             except SecretError as error:
                 log(f"{error}; it is fetched anew")
