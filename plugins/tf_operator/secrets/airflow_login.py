@@ -32,7 +32,8 @@ def login_airflow(connection: str) -> VaultSession:
     options = {name: extra[name] for name in ("role_id", "token_path") if extra.get(name)}
     hook: Any = guarded(lambda: VaultHook(vault_conn_id=connection, **options), where, "Vault")
     vault = hook.vault_client
-    vault.kwargs.setdefault("timeout", REQUEST_TIMEOUT)
+    if vault.kwargs.get("timeout") is None:
+        vault.kwargs["timeout"] = REQUEST_TIMEOUT
     # Not hook.get_conn(): it would look the token up first, and log in a second time if it may not.
     client = guarded(lambda: vault.client, where, vault.url)
     version = extra.get("kv_engine_version")
