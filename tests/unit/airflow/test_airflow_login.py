@@ -20,3 +20,12 @@ def test_every_request_has_a_deadline(
     text = json.dumps({"conn_type": "vault", "host": "h", "password": "token", "extra": extra})
     monkeypatch.setenv("AIRFLOW_CONN_VAULT_DEFAULT", text)
     assert login_airflow("vault_default").client.adapter._kwargs["timeout"] == seconds
+
+
+def test_options_as_requests_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty verify would be no check of the server's certificate."""
+    extra = {"client_kwargs": {"verify": "", "cert": ["a", "b"], "namespace": None}}
+    text = json.dumps({"conn_type": "vault", "host": "h", "password": "token", "extra": extra})
+    monkeypatch.setenv("AIRFLOW_CONN_VAULT_DEFAULT", text)
+    client = login_airflow("vault_default").client
+    assert (client.session.verify, client.session.cert, client.adapter.namespace) == (True, ("a", "b"), None)
