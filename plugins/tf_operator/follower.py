@@ -124,11 +124,15 @@ class Follower:
         if self.handle:
             self._runner.stop(self.handle, grace)
 
-    def end(self, grace: float) -> Exit | None:
-        """Stop it and wait, for as long as TERM and KILL may take; None if it lives even then."""
+    def end(self, grace: float, tend: Callable[[], None] = lambda: None) -> Exit | None:
+        """Stop it and wait, for as long as TERM and KILL may take; None if it lives even then.
+
+        `tend` is called as long as it lives: its last checkpoint needs its credentials.
+        """
         self.stop(grace)
         deadline = self._clock() + grace + KILL_MARGIN
         while (end := self.look()) is None and self._clock() < deadline:
+            tend()
             self._sleep(TICK)
         return end
 

@@ -227,7 +227,7 @@ class ReplicaProgram:
             return
         if ended is None:
             self._log(f"stopping the program: {why}")
-            end = self._follower.end(self._job.run_policy.termination_grace)
+            end = self._follower.end(self._job.run_policy.termination_grace, self.tend_secrets)
             self._log(f"stopped: {describe_end(end) if end else 'it does not end'}")
         self._host.leases.end()
         self._follower.remove(ended is not None and ended.code != 0 and self._keeps_failed())

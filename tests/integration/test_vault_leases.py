@@ -213,7 +213,10 @@ def test_a_fault_after_the_grant_leaves_nothing(bench: Bench) -> None:
     bench.assert_nothing_left()
 
 
-@pytest.mark.parametrize("trouble", [SecretUnavailableError("sealed"), ConnectionError("Airflow's API server")])
+@pytest.mark.parametrize(
+    "trouble",
+    [SecretUnavailableError("sealed"), ConnectionError("Airflow's API server"), SecretError("no such connection")],
+)
 def test_a_vault_that_is_away_at_the_end_leaves_a_record_for_the_next(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, trouble: Exception
 ) -> None:
@@ -227,7 +230,8 @@ def test_a_vault_that_is_away_at_the_end_leaves_a_record_for_the_next(
     assert "the next watcher or `tf-operator clean` will" in bench.logged[-1]
     assert len(bench.ledger.read()) == 1 and len(bench.postgres.users()) == 1
     bench.away = None
-    end_left(bench.ledger, bench.login, bench.logged.append)
+    (revoked,) = end_left(bench.ledger, bench.login, bench.logged.append)
+    assert [path for _, path in revoked["leases"]] == [CREDS]
     bench.stored = []
     bench.assert_nothing_left()
 
@@ -256,7 +260,7 @@ def test_a_token_that_was_given_stays_and_its_leases_end(bench: Bench) -> None:
 def test_what_may_not_be_ended_is_said(bench: Bench) -> None:
     bench.policy = LEAST
     bench.custody(FILES).fetch()
-    end_left(bench.ledger, bench.login, bench.logged.append)
+    assert end_left(bench.ledger, bench.login, bench.logged.append) == []
     (said,) = bench.logged
     assert "permission denied" in said and said.endswith("the lease is left to run out by itself")
     bench.server.client().sys.revoke_prefix(CREDS)
@@ -280,6 +284,14 @@ def test_clean_lists_and_revokes_what_nobody_watches(bench: Bench, monkeypatch: 
     folder.forget(keep_output=False)
     assert "job/run/train/worker-0: 1 lease: database/creds/reader" in clean()
     assert len(bench.postgres.users()) == 1
-    assert "revoked: leases of job/run/train/worker-0" in clean("--yes")
+    monkeypatch.setenv("VAULT_TOKEN", "wrong")
+    said = clean("--yes")
+    assert "permission denied: the connection's token is wrong, expired or revoked" in said
+    assert "kept on record: 1 lease: database/creds/reader of job/run/train/worker-0" in said
+    assert "revoked: 1 lease" not in said and len(bench.postgres.users()) == 1
+    monkeypatch.setenv("VAULT_TOKEN", bench.server.token)
+    said = clean("--yes")
+    assert "revoked: 1 lease: database/creds/reader of job/run/train/worker-0" in said
+    assert "kept on record" not in said
     bench.stored = []
     bench.assert_nothing_left()

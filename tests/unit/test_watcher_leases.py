@@ -89,6 +89,16 @@ def test_files_that_could_not_be_replaced_are_not_delivered(bench: Bench, leases
     assert "its keeper does not answer; it is tried again" in bench.logged
 
 
+def test_a_program_that_is_told_to_stop_keeps_its_credentials_for_its_last_checkpoint(
+    bench: Bench, leases: FakeLeases
+) -> None:
+    bench.after(10, lambda: setattr(bench.program, "stops_after", 20.0), bench.finish)
+    bench.after(20, lambda: setattr(leases, "new", NEW))
+    bench.run()
+    assert bench.runner.programs[0].renewals == [(NEW, "SIGHUP")]
+    assert leases.said[-3:] == ["delivered", "tend", "end"]
+
+
 def test_the_next_watcher_takes_over_with_the_program(bench: Bench, leases: FakeLeases) -> None:
     bench.until(5)
     assert leases.save(LEFT) is True

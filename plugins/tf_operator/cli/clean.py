@@ -65,9 +65,13 @@ def _leases(state_dir: Path, yes: bool) -> int:
         who = ledger.identity()
         typer.echo(f"{who}: {describe(ledger.read())} ({ledger.path})")
         if yes:
-            end_left(ledger, login_environment, typer.echo)
-            if not ledger.path.exists():
-                typer.echo(f"revoked: leases of {who}")
+            if revoked := end_left(ledger, login_environment, typer.echo):
+                typer.echo(f"revoked: {describe(revoked)} of {who}")
+            if kept := ledger.read():
+                typer.echo(
+                    f"kept on record: {describe(kept)} of {who}; give the connection in AIRFLOW_CONN_<ID> and repeat,"
+                    f" or remove {ledger.path} once they have run out"
+                )
     return count
 
 

@@ -239,10 +239,12 @@ class DockerRunner:
         if masks is None:
             raise RunnerError(f"{handle.identity}: its secret files are not replaced: what is masked now is not known")
         code = self.containers.run_script(found.id, docker_entry.renewal(secrets, masks, signal))
-        if code:
-            raise RunnerError(
-                f"{handle.identity}: its secret files cannot be replaced: a shell in it ended with {code}"
-            )
+        if code == 0:
+            return
+        now = self.containers.get(found.id)
+        if now is not None and now.state["Status"] not in ENDED:
+            why = "could not be run" if code is None else f"ended with {code}"
+            raise RunnerError(f"{handle.identity}: its secret files cannot be replaced: a shell in it {why}")
 
     # -- the end
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_operator.errors import SecretError
-from tf_operator.secrets.connection import check_extra
+from tf_operator.secrets.connection import check_extra, check_token, usable
 from tf_operator.secrets.logins import guarded
 from tf_operator.secrets.session import REQUEST_TIMEOUT, VaultSession
 
@@ -32,9 +32,10 @@ def login_airflow(connection: str) -> VaultSession:
     options = {name: extra[name] for name in ("role_id", "token_path") if extra.get(name)}
     hook: Any = guarded(lambda: VaultHook(vault_conn_id=connection, **options), where, "Vault")
     vault = hook.vault_client
-    vault.kwargs.setdefault("timeout", REQUEST_TIMEOUT)
+    vault.kwargs = {"timeout": REQUEST_TIMEOUT, **usable(vault.kwargs)}
     # Not hook.get_conn(): it would look the token up first, and log in a second time if it may not.
     client = guarded(lambda: vault.client, where, vault.url)
+    check_token(client.token, where)
     version = extra.get("kv_engine_version")
     return VaultSession(
         connection,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +24,24 @@ METHODS: Mapping[str, frozenset[str]] = {
 """auth_type → the extras it has beside the common ones."""
 CONFIGURING = ("azure", "radius")
 """With these the provider's client does not log in: it overwrites the server's own settings of the auth method."""
-CLIENT_OPTIONS = frozenset({"verify", "cert", "namespace", "proxies", "timeout"})
-"""Of client_kwargs. hvac knows more, but they would change whom we talk to, or what an answer means."""
+CLIENT_OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "verify": (lambda value: isinstance(value, bool | str), "true, false or the path of a CA file"),
+    "cert": (
+        lambda value: isinstance(value, str) or (_are_texts(value) and len(value) == 2),
+        "the path of a PEM file, or a list of two: certificate and key",
+    ),
+    "namespace": (lambda value: isinstance(value, str), "a text"),
+    "proxies": (
+        lambda value: isinstance(value, dict) and _are_texts(list(value.values())),
+        "a JSON object: scheme to URL",
+    ),
+    "timeout": (
+        lambda value: isinstance(value, int | float) and not isinstance(value, bool) and value > 0,
+        "a number of seconds above 0, without quotation marks",
+    ),
+}
+"""Of client_kwargs: option → its rule, also in words. hvac knows more options, but they would change whom we talk to,
+or what an answer means."""
 TLS_SCHEMES = ("vaults", "https")
 SCHEMES = ("vault", "http", *TLS_SCHEMES)
 
@@ -53,8 +69,15 @@ class Described:
     @property
     def client_options(self) -> dict[str, Any]:
         """Of client_kwargs, what is set."""
-        options = _as_dict(self.extra.get("client_kwargs") or {})
-        return {key: value for key, value in options.items() if value is not None}
+        return usable(_as_dict(self.extra.get("client_kwargs") or {}))
+
+
+def usable(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Of client_kwargs, what is set, as requests takes it. An empty verify would be none at all."""
+    found = {name: options[name] for name in _set(options)}
+    if isinstance(found.get("cert"), list):
+        found["cert"] = tuple(found["cert"])
+    return found
 
 
 def check_extra(extra: Mapping[str, Any], where: str) -> None:
@@ -78,17 +101,33 @@ def check_extra(extra: Mapping[str, Any], where: str) -> None:
             rule = f"has no meaning with auth_type {method}" if known else "is not known"
             allowed = ", ".join(sorted(COMMON | METHODS[method]))
             raise SecretError(f"{where}: extra {name}: {rule}; remove it, or use {allowed}")
-    try:
-        options = _as_dict(extra.get("client_kwargs") or {})
-        unknown = sorted(set(_set(options)) - CLIENT_OPTIONS)
-    except (ValueError, TypeError, AttributeError):
-        unknown = ["(no JSON object)"]
-    if unknown:
-        allowed = ", ".join(sorted(CLIENT_OPTIONS))
-        raise SecretError(f"{where}: client_kwargs: {', '.join(unknown)}: not allowed; use {allowed}")
+    _check_options(extra, where)
     version = str(extra.get("kv_engine_version") or "2")
     if version not in ("1", "2"):
         raise SecretError(f"{where}: kv_engine_version: {version}: must be 1 or 2; correct or remove it")
+
+
+def _check_options(extra: Mapping[str, Any], where: str) -> None:
+    try:
+        options = _as_dict(extra.get("client_kwargs") or {})
+        unknown = sorted(set(_set(options)) - set(CLIENT_OPTIONS))
+    except (ValueError, TypeError, AttributeError):
+        options, unknown = {}, ["(no JSON object)"]
+    if unknown:
+        allowed = ", ".join(sorted(CLIENT_OPTIONS))
+        raise SecretError(f"{where}: client_kwargs: {', '.join(unknown)}: not allowed; use {allowed}")
+    for name in _set(options):
+        holds, rule = CLIENT_OPTIONS[name]
+        if not holds(options[name]):
+            raise SecretError(f"{where}: client_kwargs.{name}: must be {rule}; correct or remove it")
+
+
+def check_token(token: str, where: str) -> None:
+    """SecretError for a token that no request can carry: it goes into a header."""
+    if token != token.strip():
+        raise SecretError(f"{where}: its token begins or ends with white space (a line's end?); remove that")
+    if not (token.isascii() and token.isprintable()):
+        raise SecretError(f"{where}: its token has characters that no request can carry (only ASCII); correct it")
 
 
 def address_of(scheme: str, host: str | None, port: Any, extra: Mapping[str, Any]) -> str | None:
@@ -103,6 +142,10 @@ def address_of(scheme: str, host: str | None, port: Any, extra: Mapping[str, Any
 
 def _set(values: Mapping[str, Any]) -> Iterable[str]:
     return [name for name, value in values.items() if value is not None and value != ""]
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def _as_dict(options: Any) -> dict[str, Any]:

@@ -114,12 +114,16 @@ class Custody:
 
     def end(self) -> None:
         """The program has ended: so does what it was given. Never raises; what is left is on record."""
+        self.revoke()
+
+    def revoke(self) -> Record:
+        """As `end`; what was really revoked."""
         self._new = None
         grants, self._grants, self._replaced = self._all(), [], []
         again = Patience(END_PATIENCE)
-        for grant in grants:
-            self._end_one(grant, again)
+        revoked = [self._end_one(grant, again) for grant in grants]
         self._record()
+        return [one for one in revoked if one["leases"]]
 
     # -- fetching
 
@@ -184,9 +188,9 @@ class Custody:
         try:
             bundle = self._fetch(refs, patience=0)
         except SecretUnavailableError as error:
-            if not grant.tenure.failures:
+            if not any(name in grant.tenure.pauses for name in names):
                 self._log(f"{error}; it is tried again")
-            grant.tenure = grant.tenure.unavailable(now)
+            grant.tenure = grant.tenure.unavailable(names, now)
         except SecretError as error:
             self._log(f"{error}; its lease is not renewed any more")
             grant.tenure = grant.tenure.without(names)
@@ -217,15 +221,18 @@ class Custody:
 
     # -- ending and recording
 
-    def _end_one(self, grant: Grant, again: Patience) -> None:
+    def _end_one(self, grant: Grant, again: Patience) -> dict[str, Any]:
+        """What was revoked, as a record. A lease is let go of only where Vault refuses to end it."""
         try:
-            if kept := again(lambda: grant.end(self._open)):
-                self._log(f"{kept}: the lease is left to run out by itself")
-        except SecretUnavailableError as error:
-            self._log(f"leases are not revoked: {error}; the next watcher or `tf-operator clean` will")
-            self._grants.append(Grant.of_record(grant.record, float("inf")))
+            refused = again(lambda: grant.end(self._open))
         except SecretError as error:
-            self._log(f"leases are left to run out by themselves: {error}")
+            if grant.leases:
+                self._log(f"leases are not revoked: {error}; the next watcher or `tf-operator clean` will")
+                self._grants.append(Grant.of_record(grant.record, float("inf")))
+            return {**grant.record, "leases": []}
+        for why in dict.fromkeys(refused.values()):
+            self._log(f"{why}: the lease is left to run out by itself")
+        return {**grant.record, "leases": [lease for lease in grant.record["leases"] if lease[0] not in refused]}
 
     def _leases(self) -> list[Lease]:
         return [lease for grant in self._grants for lease in grant.leases.values()]
@@ -257,15 +264,15 @@ def _merged(old: SecretBundle | None, new: SecretBundle) -> SecretBundle:
     return SecretBundle(files=tuple(files.values()), mask=[*old.mask, *new.mask])
 
 
-def end_left(ledger: Ledger, login: Login, log: Callable[[str], None]) -> None:
-    """End what is on record on this host for a replica nobody watches any more."""
+def end_left(ledger: Ledger, login: Login, log: Callable[[str], None]) -> Record:
+    """End what is on record on this host for a replica nobody watches any more. What was really revoked."""
     identity = ledger.identity()
     if identity is None:
-        return
+        return []
     custody = Custody([], login, identity, ledger)
     custody.bind(lambda record: True, log)
     custody.inherit([])
-    custody.end()
+    return custody.revoke()
 
 
 def describe(record: Iterable[dict[str, Any]]) -> str:

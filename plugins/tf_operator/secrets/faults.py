@@ -26,6 +26,10 @@ class DeniedError(SecretError):
         self.bad_token = bad_token
 
 
+class NotAskedError(SecretError):
+    """No Vault was asked: TLS, the address or the connection's options. Says nothing of what was asked for."""
+
+
 def explain(error: Exception, where: str, address: str) -> SecretError:
     """Return our error for one of hvac or requests. The server's own words are dropped but for known phrases.
 
@@ -35,11 +39,11 @@ def explain(error: Exception, where: str, address: str) -> SecretError:
     import requests
 
     if isinstance(error, requests.exceptions.SSLError):
-        return SecretError(f"{where}: TLS with {address} failed: {_tls_reason(str(error))}")
+        return NotAskedError(f"{where}: TLS with {address} failed: {_tls_reason(str(error))}")
     if isinstance(error, requests.Timeout | requests.ConnectionError | requests.exceptions.ChunkedEncodingError):
         return SecretUnavailableError(f"{where}: {address} is unreachable: {_network_reason(str(error), address)}")
     if isinstance(error, requests.RequestException):
-        return SecretError(f"{where}: {address} is no usable address; check the connection's host, port and use_tls")
+        return NotAskedError(f"{where}: {_unusable(error, address)}")
     said = " ".join(getattr(error, "errors", None) or [getattr(error, "text", None) or ""])
     if isinstance(error, hvac.InvalidPath | hvac.UnsupportedOperation):
         return _not_there(error, said, where, address)
@@ -73,6 +77,18 @@ def explain_login(error: Exception, where: str, address: str) -> SecretError:
         )
         return SecretError(f"{where}: {address} refuses the login; {expired}")
     return explain(error, where, address)
+
+
+def explain_unsent(error: Exception, where: str) -> NotAskedError:
+    """Return our error for what broke before anything was sent. Its own text is dropped: it may hold a value."""
+    kind = type(error).__name__
+    if isinstance(error, OSError) and error.filename:
+        text = f"{error.filename}: cannot be read ({error.strerror}); correct the connection's path, or the file"
+    elif isinstance(error, OSError):
+        text = f"a file for TLS cannot be found ({kind}); check client_kwargs.verify and cert, or VAULT_CACERT"
+    else:
+        text = f"the request cannot be made ({kind}); check the connection, its client_kwargs first"
+    return NotAskedError(f"{where}: {text}")
 
 
 def gone(where: str, metadata: Mapping[str, Any]) -> NotThereError | None:
@@ -119,6 +135,16 @@ def _denied(said: str, where: str) -> DeniedError:
     return DeniedError(f"{where}: permission denied")
 
 
+def _unusable(error: Exception, address: str) -> str:
+    import requests
+
+    if isinstance(error, requests.exceptions.InvalidProxyURL):
+        return "client_kwargs.proxies: is no usable URL; correct it"
+    if isinstance(error, requests.exceptions.InvalidHeader):
+        return "client_kwargs.namespace: no request can carry it; correct it"
+    return f"{address} is no usable address; check the connection's host, port and use_tls"
+
+
 def _tls_reason(text: str) -> str:
     if found := re.search(r"certificate verify failed: ([^(\]]+)", text):
         reason = found.group(1).strip()
@@ -127,6 +153,8 @@ def _tls_reason(text: str) -> str:
         return f"the certificate is not trusted: {reason}; set client_kwargs.verify in the connection to its CA file"
     if "WRONG_VERSION_NUMBER" in text or "record layer" in text:
         return "the server does not speak TLS; remove use_tls from the connection"
+    if "X509" in text or "PEM" in text or "Permission denied" in text:
+        return "no certificate or key can be read from a file of client_kwargs.verify or cert; correct it"
     return "no common protocol or certificate"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tf_operator.errors import SecretError, SecretUnavailableError
-from tf_operator.secrets.faults import DeniedError
+from tf_operator.secrets.faults import DeniedError, NotAskedError
 from tf_operator.secrets.leases import Tenure, Term
 from tf_operator.secrets.model import Lease
 from tf_operator.secrets.session import VaultSession, translated
@@ -69,9 +69,10 @@ class Grant:
                 duration, renewable = self._renew(name, self.tenure.terms[name].wanted)
                 self.tenure = self.tenure.renewed(name, duration, renewable, now)
             except SecretUnavailableError as error:
-                if not self.tenure.failures:
+                if name not in self.tenure.pauses:
                     log(f"{error}; it is tried again")
-                self.tenure = self.tenure.unavailable(now)
+                self.tenure = self.tenure.unavailable([name], now)
+                # The others' turn is the next one: each may take a request's timeout, and a program is watched between.
                 return
             except SecretError as error:
                 log(f"{error}; it is fetched anew")
@@ -95,52 +96,55 @@ class Grant:
 
     # -- the end
 
-    def end(self, open_session: Open) -> str | None:
-        """Revoke all of it; what could not be, in one line. SecretUnavailableError: it may be tried again."""
+    def end(self, open_session: Open) -> dict[str, str]:
+        """Revoke all of it. Lease id → why it could not be, where that is final; else SecretError: it is as it was."""
         if self.session is None:
             session = open_session(self.connection)
             try:
                 return self._end_of_the_dead(session)
             finally:
                 session.close()
-        kept = self._revoke_leases(self.session)
+        refused = self._revoke_leases(self.session)
         if self.session.made_token:
             # Ends its leases too, where no lease may be ended by its id.
             with contextlib.suppress(DeniedError):
                 self._post("auth/token/revoke-self", f"revoking the token of {self._where}")
-            kept = None
+            refused = {}
         self.session.close()
-        return kept
+        return refused
 
-    def _end_of_the_dead(self, session: VaultSession) -> str | None:
-        kept = self._revoke_leases(session)
-        if self.accessor:
-            where = f"revoking a token by its accessor ({self._where})"
-            try:
-                body = {"accessor": self.accessor}
-                translated(
-                    lambda: session.client.adapter.post("/v1/auth/token/revoke-accessor", json=body),
-                    where,
-                    session.address,
-                )
-                return None
-            except SecretUnavailableError:
-                raise
-            except SecretError as error:
-                # One that has run out by itself is refused in the same way as one we may not touch.
-                return str(error) if kept else None
-        return kept
+    def _end_of_the_dead(self, session: VaultSession) -> dict[str, str]:
+        refused = self._revoke_leases(session)
+        if not self.accessor:
+            return refused
+        where = f"revoking a token by its accessor ({self._where})"
+        body = {"accessor": self.accessor}
+        try:
+            translated(
+                lambda: session.client.adapter.post("/v1/auth/token/revoke-accessor", json=body),
+                where,
+                session.address,
+            )
+        except (SecretUnavailableError, NotAskedError):
+            raise
+        except SecretError as error:
+            # One that has run out by itself is refused in the same way as one we may not touch.
+            return dict.fromkeys(refused, str(error))
+        return {}
 
-    def _revoke_leases(self, session: VaultSession) -> str | None:
-        kept = None
+    def _revoke_leases(self, session: VaultSession) -> dict[str, str]:
+        refused = {}
         for lease in list(self.leases.values()):
             try:
                 session.revoke(lease)
-            except SecretUnavailableError:
+            except (SecretUnavailableError, NotAskedError):
                 raise
             except SecretError as error:
-                kept = str(error)
-        return kept
+                # A dead token of our own has taken its leases along; another's says nothing of them.
+                if self.session is None and isinstance(error, DeniedError) and error.bad_token:
+                    raise
+                refused[lease.lease_id] = str(error)
+        return refused
 
     @property
     def _where(self) -> str:

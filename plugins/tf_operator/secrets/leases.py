@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TypeVar
 
 SHARE = 2 / 3
 """The part of a duration after which it is renewed: what is left is for a server that is away."""
@@ -14,6 +15,7 @@ ROUNDING = 1.0
 """Seconds, and a tenth of the duration at most: servers tell durations in whole ones."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds to the next try while the server is away: doubled from the first to the longest."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,36 +56,60 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Pause:
+    """What one thing waits after tries that failed because the server, or what is behind it, was away."""
+
+    until: float
+    failures: int
+
+
+@dataclass(frozen=True)
 class Tenure:
-    """The terms of one login by name, and what came of the last tries."""
+    """The terms of one login by name, and what came of the last tries.
+
+    Each has a pause of its own: a database that is down must not keep the token, or another lease, from renewal.
+    """
 
     terms: Mapping[str, Term] = field(default_factory=dict)
-    retry_at: float = 0.0
-    failures: int = 0
+    pauses: Mapping[str, Pause] = field(default_factory=dict)
 
     def next(self, now: float) -> Step:
-        """What is to be done at `now`."""
-        due = {name: term for name, term in self.terms.items() if term.due <= now}
-        if now < self.retry_at or not due:
+        """What is to be done at `now`. Renewals first: they keep what the rest hangs on."""
+        due = {name: term for name, term in self.terms.items() if term.due <= now and not self._pauses(name, now)}
+        if renewable := tuple(name for name, term in due.items() if term.renewable):
+            return Step(Act.RENEW, renewable)
+        if not due:
             return Step(Act.WAIT)
-        if ending := tuple(name for name, term in due.items() if not term.renewable):
-            return Step(Act.FETCH, ending)
-        return Step(Act.RENEW, tuple(due))
+        # One that fails takes along what is fetched with it: what has failed is tried alone.
+        untried = tuple(name for name in due if name not in self.pauses)
+        return Step(Act.FETCH, untried or tuple(due)[:1])
 
     def renewed(self, name: str, duration: float, renewable: bool, now: float) -> Tenure:
         """It was granted `duration` seconds more, from now on."""
         term = Term.granted(duration, now, renewable, self.terms[name].wanted)
-        return replace(self, terms={**self.terms, name: term}, failures=0, retry_at=0.0)
+        return Tenure({**self.terms, name: term}, _but(self.pauses, [name]))
 
     def refused(self, name: str) -> Tenure:
         """It is not renewed: ended, revoked, or not allowed."""
-        return replace(self, terms={**self.terms, name: replace(self.terms[name], renewable=False)})
+        term = replace(self.terms[name], renewable=False)
+        return Tenure({**self.terms, name: term}, _but(self.pauses, [name]))
 
-    def unavailable(self, now: float) -> Tenure:
-        """The server was away: the same again, after a pause that grows."""
-        pause = min(FIRST_PAUSE * 2**self.failures, LONGEST_PAUSE)
-        return replace(self, failures=self.failures + 1, retry_at=now + pause)
+    def unavailable(self, names: Collection[str], now: float) -> Tenure:
+        """The server was away for these: the same again, after a pause that grows."""
+        before = {name: self.pauses[name].failures if name in self.pauses else 0 for name in names}
+        pauses = {
+            name: Pause(now + min(FIRST_PAUSE * 2**failures, LONGEST_PAUSE), failures + 1)
+            for name, failures in before.items()
+        }
+        return replace(self, pauses={**self.pauses, **pauses})
 
     def without(self, names: Collection[str]) -> Tenure:
         """Nothing more is done for these: they were fetched anew, or cannot be, and run out."""
-        return replace(self, terms={name: term for name, term in self.terms.items() if name not in names})
+        return Tenure(_but(self.terms, names), _but(self.pauses, names))
+
+    def _pauses(self, name: str, now: float) -> bool:
+        return name in self.pauses and now < self.pauses[name].until
+
+
+def _but(values: Mapping[str, T], names: Collection[str]) -> dict[str, T]:
+    return {name: value for name, value in values.items() if name not in names}

@@ -29,6 +29,9 @@ class Ledger:
         if not record:
             self.path.unlink(missing_ok=True)
             return
+        # Its age is that of the last change: who failed to end it may try again at once.
+        if list(record) == self.read():
+            return
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         who = [identity.dag_id, identity.run_id, identity.group_id, str(identity.replica)]
         new = self.path.with_suffix(f".{os.getpid()}.new")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tf_operator.errors import SecretError
-from tf_operator.secrets.connection import Described, check_extra
+from tf_operator.secrets.connection import Described, check_extra, check_token
 from tf_operator.secrets.faults import explain_login
 from tf_operator.secrets.session import REQUEST_TIMEOUT, VaultSession, translated
 
@@ -26,6 +26,7 @@ def log_in(connection: str, described: Described) -> VaultSession:
     guarded(lambda: _authenticate(client, described, where), where, described.address)
     if not client.token:
         raise SecretError(f"{where}: {described.address} answers the login without a token; check its address")
+    check_token(client.token, where)
     made_token = described.method != "token"
     return VaultSession(connection, client, described.mount, described.kv, made_token=made_token)
 
@@ -38,8 +39,6 @@ def guarded(login: Callable[[], T], where: str, address: str) -> T:
         raise
     except ImportError as caught:
         text = f"this auth_type needs the Python package {caught.name}; install it"
-    except OSError as caught:
-        text = f"{caught.filename}: cannot be read ({caught.strerror}); correct the connection's path, or the file"
     except Exception as caught:
         text = f"the login failed ({type(caught).__name__}); check the connection"
     raise SecretError(f"{where}: {text}")

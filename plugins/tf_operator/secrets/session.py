@@ -93,7 +93,8 @@ def translated(
 ) -> T:
     """Run `action`; its hvac and network errors become SecretErrors, in the words of `explain`.
 
-    These are raised outside the handler, so that they carry no context: hvac's errors hold whole answers.
+    So do Python's own, which is what options that requests cannot use end in. All are raised outside the handler, so
+    that they carry no context: hvac's errors hold whole answers.
     """
     import hvac.exceptions
     import requests
@@ -102,6 +103,8 @@ def translated(
         return action()
     except (hvac.exceptions.VaultError, requests.RequestException) as caught:
         error = explain(caught, where, address)
+    except (OSError, ValueError, TypeError, AttributeError) as caught:
+        error = faults.explain_unsent(caught, where)
     raise error
 
 

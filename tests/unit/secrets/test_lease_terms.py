@@ -56,7 +56,7 @@ def test_the_max_ttl_of_a_lease_of_40_s_with_20_s_a_time() -> None:
 
 
 def test_what_cannot_be_renewed_is_fetched_anew() -> None:
-    terms = {"token": Term.granted(30.0, 100.0, True), "lease": Term.granted(30.0, 100.0, renewable=False)}
+    terms = {"token": Term.granted(60.0, 100.0, True), "lease": Term.granted(30.0, 100.0, renewable=False)}
     assert Tenure(terms).next(121.0) == FETCH
     assert tenure(lease=30.0).refused("lease").next(121.0) == FETCH
 
@@ -64,15 +64,43 @@ def test_what_cannot_be_renewed_is_fetched_anew() -> None:
 def test_a_server_that_is_away_is_asked_at_growing_intervals_and_never_given_up() -> None:
     course, now, pauses = tenure(lease=30.0), 121.0, []
     for _ in range(8):
-        course = course.unavailable(now)
-        assert course.next(course.retry_at - 0.01) == WAIT
-        assert course.next(course.retry_at).act is Act.RENEW
-        pauses.append(course.retry_at - now)
-        now = course.retry_at
+        course = course.unavailable(["lease"], now)
+        until = course.pauses["lease"].until
+        assert course.next(until - 0.01) == WAIT
+        assert course.next(until).act is Act.RENEW
+        pauses.append(until - now)
+        now = until
     assert pauses[:3] == [FIRST_PAUSE, 2.0, 4.0]
     assert pauses[-1] == LONGEST_PAUSE
     back = course.renewed("lease", 30.0, True, now)
-    assert back.unavailable(now).retry_at == now + FIRST_PAUSE
+    assert back.unavailable(["lease"], now).pauses["lease"].until == now + FIRST_PAUSE
+
+
+def test_renewals_go_before_what_must_be_fetched_anew() -> None:
+    course = tenure(lease=30.0, token=30.0, other=30.0).refused("lease")
+    assert course.next(121.0) == Step(Act.RENEW, ("token", "other"))
+    for name in ("token", "other"):
+        course = course.renewed(name, 30.0, True, now=121.0)
+    assert course.next(121.0) == FETCH
+
+
+def test_one_whose_database_is_down_stops_no_other() -> None:
+    """Neither where it cannot be fetched anew, nor where it cannot be renewed."""
+    for course in (tenure(lease=30.0, token=40.0).refused("lease"), tenure(lease=30.0, token=40.0)):
+        now = 121.0
+        while now < 127.0:
+            course = course.unavailable(["lease"], now)
+            now = course.pauses["lease"].until
+        assert course.pauses["lease"].failures == 3
+        assert course.next(127.5) == Step(Act.RENEW, ("token",))
+
+
+def test_what_failed_together_is_fetched_alone() -> None:
+    terms = {name: Term.granted(30.0, 100.0, renewable=False) for name in ("one", "two")}
+    course = Tenure(terms).unavailable(["one", "two"], 121.0)
+    assert Tenure(terms).next(121.0) == Step(Act.FETCH, ("one", "two"))
+    assert course.next(122.0) == Step(Act.FETCH, ("one",))
+    assert course.unavailable(["one"], 122.0).next(122.0) == Step(Act.FETCH, ("two",))
 
 
 def test_what_is_given_up_runs_out_and_the_others_go_on() -> None:

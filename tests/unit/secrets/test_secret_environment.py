@@ -117,6 +117,17 @@ def test_a_bad_one_is_one_line_without_its_password(monkeypatch: pytest.MonkeyPa
         ("kv_engine_version=3", "kv_engine_version: 3: must be 1 or 2; correct or remove it"),
         ('client_kwargs={"session":1}', "client_kwargs: session: not allowed; use cert, namespace, proxies"),
         ("client_kwargs=[1]", "client_kwargs: (no JSON object): not allowed"),
+        (
+            'client_kwargs={"timeout":"5"}',
+            "client_kwargs.timeout: must be a number of seconds above 0, without quotation",
+        ),
+        ('client_kwargs={"timeout":0}', "client_kwargs.timeout: must be a number"),
+        ('client_kwargs={"timeout":true}', "client_kwargs.timeout: must be a number"),
+        ('client_kwargs={"proxies":"http://p:1"}', "client_kwargs.proxies: must be a JSON object: scheme to URL; corr"),
+        ('client_kwargs={"proxies":{"http":1}}', "client_kwargs.proxies: must be a JSON object"),
+        ('client_kwargs={"verify":1}', "client_kwargs.verify: must be true, false or the path of a CA file"),
+        ('client_kwargs={"cert":["a"]}', "client_kwargs.cert: must be the path of a PEM file, or a list of two"),
+        ('client_kwargs={"namespace":1}', "client_kwargs.namespace: must be a text"),
     ],
 )
 def test_what_a_connection_lacks_or_must_not_say(monkeypatch: pytest.MonkeyPatch, query: str, expected: str) -> None:
@@ -125,6 +136,48 @@ def test_what_a_connection_lacks_or_must_not_say(monkeypatch: pytest.MonkeyPatch
         login_environment("vault_default")
     assert str(caught.value).startswith("connection vault_default: ")
     assert expected in str(caught.value)
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("token", "expected"),
+    [
+        ("hidden\n", "its token begins or ends with white space (a line's end?); remove that"),
+        (" hidden", "its token begins or ends with white space"),
+        ("hidden\u65e5", "its token has characters that no request can carry (only ASCII); correct it"),
+        ("hid\nden", "its token has characters"),
+    ],
+)
+def test_a_token_that_no_request_can_carry(monkeypatch: pytest.MonkeyPatch, token: str, expected: str) -> None:
+    monkeypatch.setenv("VAULT_ADDR", "http://h")
+    monkeypatch.setenv("VAULT_TOKEN", token)
+    with pytest.raises(SecretError) as caught:
+        login_environment("vault_default")
+    assert str(caught.value).startswith(f"connection vault_default: {expected}")
+    assert "hid" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["token", "approle"])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"verify": "/no/such"}, "a file for TLS cannot be found (OSError); check client_kwargs.verify and cert, or"),
+        ({"cert": "/no/such"}, "a file for TLS cannot be found (OSError)"),
+        ({"cert": [__file__, "/no/such"]}, "a file for TLS cannot be found (OSError)"),
+        ({"proxies": {"https": "hidden:::"}}, "client_kwargs.proxies: is no usable URL; correct it"),
+        ({"namespace": "hid\nden"}, "client_kwargs.namespace: no request can carry it; correct it"),
+    ],
+)
+def test_options_that_only_a_request_finds_wrong(
+    monkeypatch: pytest.MonkeyPatch, method: str, options: dict[str, Any], expected: str
+) -> None:
+    extra = {"auth_type": method, "client_kwargs": options}
+    text = {"conn_type": "vaults", "host": "127.0.0.1", "port": 9, "login": "r", "password": TOKEN, "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_VAULT_DEFAULT", json.dumps(text))
+    with pytest.raises(SecretError) as caught:
+        login_environment("vault_default").get("secret/data/x", "connection vault_default")
+    assert str(caught.value).startswith(f"connection vault_default: {expected}")
+    assert "hid" not in str(caught.value)
     assert caught.value.__context__ is None
 
 

@@ -7,7 +7,7 @@ import pytest
 import requests
 
 from tf_operator.errors import SecretError, SecretUnavailableError
-from tf_operator.secrets.faults import DeniedError, NotThereError, explain, explain_login
+from tf_operator.secrets.faults import DeniedError, NotAskedError, NotThereError, explain, explain_login, explain_unsent
 
 HIDDEN = "never-to-be-seen"
 UNAVAILABLE = SecretUnavailableError
@@ -52,7 +52,7 @@ def untrusted(reason: str) -> requests.exceptions.SSLError:
             "its name cannot be resolved",
         ),
         (requests.ConnectionError(HIDDEN), UNAVAILABLE, "the connection broke"),
-        (requests.exceptions.InvalidURL(HIDDEN), SecretError, "ADDR is no usable address"),
+        (requests.exceptions.InvalidURL(HIDDEN), NotAskedError, "ADDR is no usable address"),
         (vault.Unauthorized(text=HIDDEN), DeniedError, "permission denied"),
         (vault.InvalidRequest(errors=[HIDDEN]), SecretError, "refuses the request as invalid (400)"),
         (vault.InvalidPath(text=HIDDEN, json=[HIDDEN]), NotThereError, "there is nothing at this path"),
@@ -63,20 +63,21 @@ def untrusted(reason: str) -> requests.exceptions.SSLError:
         (vault.InvalidRequest(errors=["Upgrading from non-versioned to " + HIDDEN]), UNAVAILABLE, "just being made KV"),
         (
             untrusted("certificate has expired"),
-            SecretError,
+            NotAskedError,
             "clock right?",
         ),
         (
             untrusted("certificate is not yet valid"),
-            SecretError,
+            NotAskedError,
             "clock",
         ),
         (
             untrusted("self-signed certificate"),
-            SecretError,
+            NotAskedError,
             "self-signed",
         ),
-        (tls("TLSV1_ALERT] handshake"), SecretError, "no common protocol or certificate"),
+        (tls("X509: NO_CERTIFICATE_OR_CRL_FOUND] no"), NotAskedError, "no certificate or key can be read from a file"),
+        (tls("TLSV1_ALERT] handshake"), NotAskedError, "no common protocol or certificate"),
         (
             vault.VaultError("The 'x' authentication needs y"),
             SecretError,
@@ -118,3 +119,22 @@ def test_answers_to_a_login(error: Exception, kind: type[SecretError], expected:
     assert expected in str(told)
     assert type(told) is kind
     assert HIDDEN not in f"{told!r} {vars(told)}"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (
+            FileNotFoundError(2, "No such file or directory", "/a"),
+            "/a: cannot be read (No such file or directory); corr",
+        ),
+        (OSError(HIDDEN), "a file for TLS cannot be found (OSError); check client_kwargs.verify and cert"),
+        (ValueError(HIDDEN), "the request cannot be made (ValueError); check the connection, its client_kwargs first"),
+        (AttributeError(HIDDEN), "the request cannot be made (AttributeError)"),
+        (UnicodeEncodeError("latin-1", HIDDEN, 0, 1, "ordinal"), "the request cannot be made (UnicodeEncodeError)"),
+    ],
+)
+def test_what_was_never_sent(error: Exception, expected: str) -> None:
+    told = explain_unsent(error, "W")
+    assert str(told).startswith(f"W: {expected}")
+    assert HIDDEN not in str(told)
