@@ -15,7 +15,7 @@ jobs = project / "configs" / "jobs"
 
 
 def invalid(file: Path, text: str) -> DAG:
-    """Stands for a faulty job file; no other file's is named so."""
+    """Stands for a faulty job file, told from those of that name in other folders."""
     place = file.relative_to(jobs)
     name = place.stem if place.suffix == ".yaml" else place.name
     return broken_dag(".".join(["invalid", *place.parts[:-1], name]), text)

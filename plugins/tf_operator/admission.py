@@ -112,7 +112,7 @@ class AdmissionTrigger(BaseTrigger):
 
     async def _look(self, ref: GroupRef) -> bool | None:
         """True: open. False: never. None: wait."""
-        plan = self._plan or await sync_to_async(airflow_io.read_plan)(ref)
+        plan = self._plan or await sync_to_async(airflow_io.plan_in_force)(ref)
         if plan is None:
             self.log.error("%s has left no plan: clear the whole group", ref.task("plan"))
             return False
@@ -182,7 +182,7 @@ class AdmissionTrigger(BaseTrigger):
     async def _give_up_turn(self, ref: GroupRef) -> None:
         """Who waits behind this job asks for its task's state too, so that this may fail."""
         try:
-            if plan := self._plan or await sync_to_async(airflow_io.read_plan)(ref):
+            if plan := self._plan or await sync_to_async(airflow_io.plan_in_force)(ref):
                 await sync_to_async(turns.give_up)(ref, plan)
         except Exception as error:
             self.log.warning("its turn is not taken back yet: %s: %s", type(error).__name__, error)

@@ -1,6 +1,7 @@
 """What can be known before any GPU is taken: is this installation able to run this job?
 
-Plain functions over plain facts; each returns one line that says what is wrong, or None.
+Plain functions over plain facts, most of which return one line that says what is wrong, or None. What looks at the
+host's settings raises PreflightError.
 """
 
 from __future__ import annotations

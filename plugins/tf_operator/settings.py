@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import configparser
+import contextlib
 import os
 import re
 import sys
@@ -11,14 +13,22 @@ from tf_operator.errors import PreflightError
 
 
 def get(key: str) -> str | None:
-    """One option of the `[tf_operator]` section; None if unset.
-
-    airflow.cfg is read only where Airflow is loaded already, so that what needs no Airflow does not pay for it.
-    """
+    """One option of the `[tf_operator]` section; None if unset."""
     value = os.environ.get(f"AIRFLOW__TF_OPERATOR__{key.upper()}")
     if value is None and "airflow.configuration" in sys.modules:
         value = sys.modules["airflow.configuration"].conf.get("tf_operator", key, fallback=None)
+    elif value is None:
+        value = airflow_cfg("tf_operator", key)
     return value or None
+
+
+def airflow_cfg(section: str, key: str) -> str | None:
+    """One option as airflow.cfg has it, without loading Airflow, which takes seconds."""
+    home = Path(os.environ.get("AIRFLOW_HOME") or "~/airflow").expanduser()
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    with contextlib.suppress(configparser.Error, OSError, UnicodeDecodeError):
+        parser.read(os.environ.get("AIRFLOW_CONFIG") or home / "airflow.cfg", encoding="utf-8")
+    return parser.get(section, key, fallback=None)
 
 
 def project_dir(start: Path | None = None) -> Path:

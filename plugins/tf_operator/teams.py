@@ -163,9 +163,10 @@ def _image_fault(teams: Teams, team: str | None, where: str, image: str) -> str 
         )
     names = _spellings(image)
     own = teams.teams[team].images if team else None
-    if own is not None and _matches(names, own):
+    # By digest it may be an image of any tag: the engine takes no notice of one beside it.
+    told = [name for name in names if "@" not in name or not _TAG_BESIDE_DIGEST.search(name)]
+    if own is not None and _matches(told, own):
         return None
-    # By digest it may be an image of any tag.
     owners = [
         name
         for name, each in teams.teams.items()
@@ -174,6 +175,9 @@ def _image_fault(teams: Teams, team: str | None, where: str, image: str) -> str 
     if own is None and not owners:
         return None
     return f"{where}: runtime.image = {image}: {_whose(team, own, owners, 'images')}"
+
+
+_TAG_BESIDE_DIGEST = re.compile(r":[^/@]*@")
 
 
 def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:

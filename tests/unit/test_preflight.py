@@ -106,6 +106,17 @@ def test_a_share_is_a_whole_number_of_slots(tmp_path: Path, gpus: float, slots_p
 # -- [tf_operator] of airflow.cfg
 
 
+@pytest.mark.parametrize("text", ["[tf_operator]\nstate_dir = /srv/state\n", "", "no section\n"])
+def test_a_shell_reads_what_airflow_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Else `tf-operator clean` and `local` would look elsewhere than the tasks: locks would not meet."""
+    (tmp_path / "airflow.cfg").write_text(text)
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
+    monkeypatch.delenv("AIRFLOW_CONFIG", raising=False)
+    assert settings.airflow_cfg("tf_operator", "state_dir") == ("/srv/state" if "srv" in text else None)
+    monkeypatch.setenv("AIRFLOW_CONFIG", str(tmp_path / "nowhere"))
+    assert settings.airflow_cfg("tf_operator", "state_dir") is None
+
+
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("AIRFLOW__TF_OPERATOR__STATE_DIR", str(tmp_path / "made" / "state"))

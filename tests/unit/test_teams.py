@@ -186,6 +186,14 @@ def test_what_is_the_same_image(project: Path, pattern: str, image: str, same: b
     assert bool(teams.faults(fenced, None, job(project, image=image), "default_pool")) is same
 
 
+def test_a_tag_does_not_vouch_for_the_digest_beside_it(project: Path) -> None:
+    fenced = known(project, 'vision: {images: ["tool:1*"]}, guests: {images: ["tool:2", "other"]}')
+    for image, refused in ((f"tool:1@sha256:{'0' * 64}", True), ("tool:1.5", False)):
+        assert bool(teams.faults(fenced, "vision", job(project, image=image), "default_pool")) is refused
+    by_digest = f"other:1@sha256:{'0' * 64}"
+    assert not teams.faults(fenced, "guests", job(project, image=by_digest), "default_pool"), "any of its own"
+
+
 @pytest.mark.parametrize("image", [f"sha256:{'a' * 64}", "b" * 64, "0123456789ab", "sha256:0123", "face"])
 @pytest.mark.parametrize("team", ["vision", "guests", None])
 def test_an_id_tells_nothing(project: Path, image: str, team: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ def dates(moment: datetime) -> dict[str, Any]:
     return {
         "logical_date": moment,
         "data_interval_start": moment,
-        "data_interval_end": moment + timedelta(days=1),
+        "data_interval_end": moment,
         "ds": moment.strftime("%Y-%m-%d"),
         "ds_nodash": moment.strftime("%Y%m%d"),
         "ts": moment.isoformat(),

@@ -17,6 +17,7 @@ PARAM_REF = re.compile(r"\{\{ *params\.([A-Za-z_][A-Za-z0-9_]*) *\}\}")
 
 _PLAIN = re.compile(r"\{\{ *([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))? *\}\}", re.ASCII)
 
+_DATED = frozenset({"prev_data_interval_start_success", "prev_data_interval_end_success"})
 _UNDEFINED = re.compile(r"'(\w+)' is undefined")
 
 RAW = "put {% raw %}...{% endraw %} around text that is not a template"
@@ -88,7 +89,8 @@ def render(text: str, context: Mapping[str, Any]) -> Any:
         reason = " ".join(str(error).split()) or type(error).__name__
         name = _UNDEFINED.fullmatch(reason)
         if name and name[1] in CONTEXT_NAMES:
-            raise ValueError(f"{name[1]} is known only in a run on Airflow") from None
+            where = "a run on Airflow that has a date, as a scheduled one" if name[1] in _DATED else "a run on Airflow"
+            raise ValueError(f"{name[1]} is known only in {where}") from None
         raise ValueError(f"the template cannot be evaluated: {reason}; correct it, or {RAW}") from None
 
 

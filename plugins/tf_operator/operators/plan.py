@@ -9,6 +9,7 @@ from typing import Any
 
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.timezone import coerce_datetime
 
 from tf_operator import airflow_io, preflight, turns
 from tf_operator.errors import ImageError, JobError, PreflightError, RunnerError, SecretError, SecretUnavailableError
@@ -28,7 +29,12 @@ def render(job: TensorFlowJob, context: Context, group_id: str, project_dir: str
     params = {key: value for key, value in given.items() if key in job.params}
     try:
         return job.render(
-            {**dates(context["dag_run"].run_after), **context, "params": params, "task_group_id": group_id},
+            {
+                **dates(coerce_datetime(context["dag_run"].run_after)),
+                **context,
+                "params": params,
+                "task_group_id": group_id,
+            },
             project_dir=Path(project_dir),
             params=params,
         )

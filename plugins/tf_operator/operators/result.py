@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from tf_operator import airflow_io, settings
-from tf_operator.errors import JobError, RunnerError
+from tf_operator.errors import JobError, RunnerError, TfOperatorError
 from tf_operator.host import runner_for
 from tf_operator.identity import ReplicaId
 from tf_operator.membership import Cluster, Phase
@@ -40,7 +40,7 @@ class ResultOperator(BaseOperator):
         plan = airflow_io.plan_in_force(ref)
         # XComs of an earlier attempt stay until a task's new process has begun: what ended without one left them.
         # A plan that has not ended was cleared alone: the job went on without it.
-        if plan is None or states.get(ref.task("plan")) not in ("success", *airflow_io.LIVE):
+        if plan is None or states.get(ref.task("plan")) in ("failed", "skipped", "upstream_failed", "removed"):
             raise AirflowFailException(f"the job did not start: {ref.task('plan')} failed, its log says why")
         cluster = airflow_io.read_cluster(ref, plan.attempt)
         if cluster is None:
@@ -144,5 +144,5 @@ class CleanupOperator(BaseOperator):
                     self.log.info("stopping what is left of %s", replica)
                     runner.stop(handle, grace)
                     yield replica, runner, handle
-            except (RunnerError, OSError) as error:
+            except (TfOperatorError, OSError) as error:
                 self.log.warning("%s: %s", replica, error)

@@ -15,7 +15,7 @@ from tf_operator.runners.docker import DockerRunner
 from tf_operator.runners.docker_container import Containers, Found
 from tf_operator.runners.docker_end import ENDED
 from tf_operator.runners.docker_engine import Client, Engine, engine_url
-from tf_operator.runners.docker_spec import LABEL
+from tf_operator.runners.docker_spec import LABEL, place_mark
 from tf_operator.runners.leftovers import Leftover, is_watched
 from tf_operator.runners.run_folder import RunFolder
 
@@ -24,7 +24,7 @@ def leftovers(state_dir: Path, url: str | None = None) -> list[Leftover]:
     """Containers of ours no living process of this host watches, and run folders without a container."""
     engine = Engine(url or engine_url(), patience=0.0)
     try:
-        found = _newest(engine)
+        found = _newest(engine, state_dir.resolve() / "docker")
     finally:
         engine.close()
     folders = state_dir.resolve() / "docker"
@@ -42,9 +42,11 @@ def _paths(folders: Path) -> list[Path]:
     return sorted(runs.iterdir()) if runs.is_dir() else []
 
 
-def _newest(engine: Engine, key: str | None = None) -> dict[str, Found]:
-    """By identity, of one or of all: the container that runs, else the newest."""
-    filters = {"label": [f"{LABEL}.identity={key}" if key else f"{LABEL}.identity"]}
+def _newest(engine: Engine, folders: Path, key: str | None = None) -> dict[str, Found]:
+    """By identity, of one or of all of this state_dir: the container that runs, else the newest."""
+    filters = {
+        "label": [f"{LABEL}.identity={key}" if key else f"{LABEL}.identity", f"{LABEL}.place={place_mark(folders)}"]
+    }
     rows = engine.call("looking for containers", lambda api: api.containers(all=True, filters=filters))
     containers = Containers(engine)
     found = [one for row in sorted(rows, key=lambda row: row["Created"]) if (one := containers.get(row["Id"]))]
@@ -90,7 +92,7 @@ def _clean_one(runner: DockerRunner, left: Leftover, keep_output: bool) -> str:
                 return f"{left}: left alone, it is being started"
             if is_watched(folder):
                 return f"{left}: left alone, somebody watches it again"
-            found = _newest(runner.engine, left.key).get(left.key)
+            found = _newest(runner.engine, runner.state_dir, left.key).get(left.key)
             if found is not None and _state(found) == "running" != left.state:
                 return f"{left}: left alone, it runs now"
             for handle in _handles(runner, found.labels.identity) if found else ():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+import platform
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -57,7 +59,16 @@ def job_labels(identity: Identity) -> dict[str, str]:
     }
 
 
-def labels_of(launch: Launch, start: int) -> dict[str, str]:
+def place_mark(state_dir: Path) -> str:
+    """Which host's `state_dir` a container belongs to: an engine may serve more than one."""
+    try:
+        host = Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        host = ""
+    return hashlib.sha256(f"{host or platform.node()}:{state_dir}".encode()).hexdigest()[:16]
+
+
+def labels_of(launch: Launch, start: int, place: str) -> dict[str, str]:
     """What identifies one start."""
     replica = launch.identity.replica
     own = {
@@ -71,6 +82,7 @@ def labels_of(launch: Launch, start: int) -> dict[str, str]:
         "devices": ",".join(launch.devices),
         "masked": str(int(bool(launch.secrets.mask))),
         "orphan_timeout": f"{launch.orphan_timeout:g}",
+        "place": place,
         "mark": f"tf_operator:{uuid.uuid4().hex}",
     }
     return job_labels(launch.identity) | {f"{LABEL}.{key}": value for key, value in own.items()}

@@ -20,7 +20,7 @@ from tf_operator.runners.docker_engine import Client, Engine
 def start_container(engine: Engine, state_dir: Path, launch: Launch, start: int, kill_after: float) -> Found:
     """Create and start. Raises LaunchError or RunnerError, and then nothing of it is left."""
     give_model_dir(launch)
-    labels = docker_spec.labels_of(launch, start)
+    labels = docker_spec.labels_of(launch, start, docker_spec.place_mark(state_dir))
     config, host = docker_spec.config_of(launch, labels), docker_spec.host_config_of(launch)
     script = docker_entry.hand_over(launch, labels[f"{docker_spec.LABEL}.mark"], kill_after)
     container = None

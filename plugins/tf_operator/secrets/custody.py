@@ -190,7 +190,11 @@ class Custody:
         except SecretUnavailableError as error:
             if not any(name in grant.tenure.pauses for name in names):
                 self._log(f"{error}; it is tried again")
-            grant.tenure = grant.tenure.unavailable(names, now)
+            if TOKEN in names and len(replaceable) > 1:
+                # What is behind one of them is away: the others need not end with the token.
+                grant.tenure = grant.tenure.singly([lease.lease_id for lease in replaceable], TOKEN, now)
+            else:
+                grant.tenure = grant.tenure.unavailable(names, now)
         except SecretError as error:
             self._log(f"{error}; its lease is not renewed any more")
             grant.tenure = grant.tenure.without(names)

@@ -103,6 +103,14 @@ class Tenure:
         }
         return replace(self, pauses={**self.pauses, **pauses})
 
+    def singly(self, names: Collection[str], token: str, now: float) -> Tenure:
+        """One fetch of all that hangs on `token` failed: each of `names` is tried alone, and the token runs out."""
+        terms = {
+            name: replace(term, renewable=False, due=min(term.due, now)) if name in names else term
+            for name, term in self.terms.items()
+        }
+        return Tenure(terms, self.pauses).unavailable(names, now).without([token])
+
     def without(self, names: Collection[str]) -> Tenure:
         """Nothing more is done for these: they were fetched anew, or cannot be, and run out."""
         return Tenure(_but(self.terms, names), _but(self.pauses, names))

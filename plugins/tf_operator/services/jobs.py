@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import json
 import os
 import shutil
@@ -12,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from tf_operator import settings
 from tf_operator.errors import ApiError, JobError, JobFileError, ServiceError
 from tf_operator.job_spec.job import TensorFlowJob
 from tf_operator.services.api import AirflowApi
@@ -30,11 +30,7 @@ def api_url(project: Path) -> str:
         return url
     with suppress(OSError, ValueError, KeyError):
         return str(json.loads((project / DISCOVERY_FILE).read_text())["url"])
-    parser = configparser.ConfigParser(interpolation=None, strict=False)
-    home = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser()
-    with suppress(configparser.Error):
-        parser.read(home / "airflow.cfg")
-    return parser.get("api", "base_url", fallback="") or "http://localhost:8080"
+    return settings.airflow_cfg("api", "base_url") or "http://localhost:8080"
 
 
 def connect(project: Path) -> AirflowApi:
@@ -57,7 +53,8 @@ def publish(file: Path, project: Path) -> Path:
     jobs = project / "configs" / "jobs"
     source = file.resolve()
     name = TensorFlowJob.from_file(file).name
-    same = {source, (jobs / file.name).resolve()}
+    # A copy that was made before is the same job.
+    same = {source} if source.is_relative_to(jobs.resolve()) else {source, (jobs / file.name).resolve()}
     for other in sorted(path for path in jobs.rglob("*") if path.suffix in JOB_FILE_ENDINGS):
         if other.resolve() not in same and _name_of(other) == name:
             raise JobFileError(f"{file}: name = {name}: the job of {other} has it; give this one another name")

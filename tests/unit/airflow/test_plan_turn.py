@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow.sdk.timezone import coerce_datetime
 
 from tf_operator import airflow_io, turns
 from tf_operator.errors import PreflightError
@@ -64,7 +65,7 @@ def test_a_run_without_a_date_has_that_of_the_time_it_was_asked_for(tmp_path: Pa
     file = tmp_path / "j.yaml"
     file.write_text(
         "name: j\nreplicas: {worker: {}}\n"
-        'program: {command: [train, "--day={{ ds }}", "{{ data_interval_start.year }}"]}\n'
+        'program: {command: [train, "--day={{ ds }}", "{{ data_interval_start.add(days=0).year }}"]}\n'
     )
     asked = datetime(2026, 3, 1, 9, tzinfo=UTC)
 
@@ -72,7 +73,11 @@ def test_a_run_without_a_date_has_that_of_the_time_it_was_asked_for(tmp_path: Pa
         run_after = asked
 
     context = {"dag_run": Run, "run_id": "r", "dag": None, "params": {}}
-    context |= {"ds": "2026-01-31", "data_interval_start": datetime(2026, 1, 30, tzinfo=UTC)} if has_date else {}
+    context |= (
+        {"ds": "2026-01-31", "data_interval_start": coerce_datetime(datetime(2026, 1, 30, tzinfo=UTC))}
+        if has_date
+        else {}
+    )
     job = render(TensorFlowJob.from_file(file), context, "", str(tmp_path), "")  # type: ignore[arg-type]
     assert job.groups[0].command[1:] == [f"--day={'2026-01-31' if has_date else '2026-03-01'}", "2026"]
 

@@ -24,6 +24,7 @@ class Instance:
     [
         ("success", None, False),
         ("success, plan cleared", None, False),
+        ("success, plan scheduled", None, False),
         ("deferred", r"the job succeeded .* train.cluster is still deferred .*: is a triggerer running\?", True),
         ("failed", "train.cluster is failed: it was ended from outside", False),
     ],
@@ -35,8 +36,9 @@ def test_a_success_counts_once_the_cluster_has_ended(
     cluster = running_cluster(job, phase=Phase.SUCCEEDED, reason="chief-0 ended with exit code 0")
     plan = Plan(attempt=cluster.attempt, job=job, pool="gpu", slots=1)
     monkeypatch.setattr(result, "CLUSTER_WAIT", 0.0)
-    cleared = "plan cleared" in state
-    states = {"train.plan": "scheduled" if cleared else "success", "train.cluster": state.partition(",")[0]}
+    state, _, cleared = state.partition(", plan ")
+    found = {"": "success", "cleared": None, "scheduled": "scheduled"}[cleared]
+    states = {"train.plan": found, "train.cluster": state}
     monkeypatch.setattr(airflow_io, "task_states", lambda ref, ids: states)
     monkeypatch.setattr(airflow_io, "read_plan", lambda ref: None if cleared else plan)
     monkeypatch.setattr(airflow_io, "kept_plan", lambda ref: plan)

@@ -25,9 +25,14 @@ def launch(**more: Any) -> Launch:
 
 
 def test_labels_come_back_as_the_identity() -> None:
-    labels = docker_spec.Labels(docker_spec.labels_of(launch(orphan_timeout=5.0), 4))
+    labels = docker_spec.Labels(docker_spec.labels_of(launch(orphan_timeout=5.0), 4, "here"))
     assert (labels.identity, labels.start, labels.orphan_timeout) == (WHO, 4, 5.0)
     assert docker_spec.address_of(WHO) == "worker-1:2222"
+
+
+def test_each_state_dir_has_a_mark_of_its_own(tmp_path: Any) -> None:
+    marks = [docker_spec.place_mark(tmp_path / name) for name in ("a", "b", "a")]
+    assert marks[0] == marks[2] != marks[1]
 
 
 def test_two_runs_differ_in_every_name() -> None:

@@ -103,6 +103,15 @@ def test_what_failed_together_is_fetched_alone() -> None:
     assert course.unavailable(["one"], 122.0).next(122.0) == Step(Act.FETCH, ("two",))
 
 
+def test_what_hung_on_a_token_is_fetched_one_by_one_where_one_fetch_of_all_failed() -> None:
+    terms = {name: Term.granted(90.0, 100.0, renewable=False) for name in ("token", "one", "two")}
+    assert Tenure(terms).next(161.0) == Step(Act.FETCH, ("token", "one", "two"))
+    course = Tenure(terms).singly(["one", "two"], "token", 161.0)
+    assert course.next(162.0) == Step(Act.FETCH, ("one",))
+    assert course.unavailable(["one"], 162.0).next(162.0) == Step(Act.FETCH, ("two",))
+    assert "token" not in course.terms
+
+
 def test_what_is_given_up_runs_out_and_the_others_go_on() -> None:
     course = tenure(lease=30.0, token=30.0).refused("lease").without(["lease"])
     assert course.next(121.0) == Step(Act.RENEW, ("token",))

@@ -57,6 +57,9 @@ def test_a_job_name_that_two_files_have_is_nobody_s(project: Path) -> None:
     write(project / "configs" / "jobs" / "first.yaml", "mine")
     with pytest.raises(JobFileError, match=r"second\.yaml: name = mine: the job of .*first\.yaml has it"):
         publish(write(project / "configs" / "jobs" / "second.yaml", "mine"), project)
+    (project / "configs" / "jobs" / "second.yaml").unlink()
+    with pytest.raises(JobFileError, match=r"team/first\.yaml: name = mine: the job of .*jobs/first\.yaml has it"):
+        publish(write(project / "configs" / "jobs" / "team" / "first.yaml", "mine"), project)
 
 
 @pytest.mark.parametrize("url", ["http://[bad", "http://127.0.0.1:no"])
