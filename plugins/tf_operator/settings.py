@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import contextlib
+import json
 import os
 import re
 import sys
@@ -18,8 +19,20 @@ def get(key: str) -> str | None:
     if value is None and "airflow.configuration" in sys.modules:
         value = sys.modules["airflow.configuration"].conf.get("tf_operator", key, fallback=None)
     elif value is None:
-        value = airflow_cfg("tf_operator", key)
+        value = airflow_cfg("tf_operator", key) or services(key)
     return value or None
+
+
+DISCOVERY_FILE = Path(".airflow") / "services.json"
+"""What the services of `make airflow` say of themselves while they run, below the project."""
+
+
+def services(key: str, project: Path | None = None) -> str | None:
+    """The option as the services that run in the project (default: the one we stand in) have it; also their `url`."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        found = json.loads(((project or nearest_project(Path.cwd())) / DISCOVERY_FILE).read_text()).get(key)
+        return str(found) if found else None
+    return None
 
 
 def airflow_cfg(section: str, key: str) -> str | None:
@@ -35,7 +48,12 @@ def project_dir(start: Path | None = None) -> Path:
     """Where relative paths of a job file start: `project_dir`, else the nearest folder upwards with `configs/jobs`."""
     if configured := get("project_dir"):
         return Path(configured).expanduser().resolve()
-    here = (start or Path.cwd()).resolve()
+    return nearest_project(start or Path.cwd())
+
+
+def nearest_project(start: Path) -> Path:
+    """The nearest folder upwards with `configs/jobs`, else where it starts."""
+    here = start.resolve()
     for folder in (here, *here.parents):
         if (folder / "configs" / "jobs").is_dir():
             return folder

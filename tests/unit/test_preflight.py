@@ -106,6 +106,17 @@ def test_a_share_is_a_whole_number_of_slots(tmp_path: Path, gpus: float, slots_p
 # -- [tf_operator] of airflow.cfg
 
 
+def test_a_shell_beside_the_services_of_its_project_has_their_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs" / "jobs").mkdir(parents=True)
+    (tmp_path / ".airflow").mkdir()
+    monkeypatch.chdir(tmp_path / "configs")
+    assert settings.services("gpus") is None
+    (tmp_path / settings.DISCOVERY_FILE).write_text('{"url": "http://x", "gpus": "4", "state_dir": null}')
+    assert (settings.services("gpus"), settings.services("state_dir")) == ("4", None)
+
+
 @pytest.mark.parametrize("text", ["[tf_operator]\nstate_dir = /srv/state\n", "", "no section\n"])
 def test_a_shell_reads_what_airflow_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Else `tf-operator clean` and `local` would look elsewhere than the tasks: locks would not meet."""

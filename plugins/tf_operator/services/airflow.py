@@ -21,6 +21,7 @@ from typing import Any, Self
 
 import psutil
 
+from tf_operator import settings
 from tf_operator.errors import ApiError, ServiceError
 from tf_operator.services.airflow_settings import Setup, environment, free_port
 from tf_operator.services.api import AirflowApi
@@ -31,7 +32,7 @@ COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
 # The scheduler's tasks report their end to the api-server: it has to be there until they are gone.
 STOP_ORDER = (["migrate", "pools"], ["scheduler"], ["dag-processor", "triggerer", "api-server"])
 START_SECONDS = 120.0
-DISCOVERY_FILE = "services.json"
+DISCOVERY_FILE = settings.DISCOVERY_FILE.name
 
 
 class Airflow:
@@ -76,7 +77,8 @@ class Airflow:
         except BaseException:
             self.stop()
             raise
-        (self.home / DISCOVERY_FILE).write_text(json.dumps({"url": self.url, "pid": os.getpid()}))
+        told = {key: self.env.get(f"AIRFLOW__TF_OPERATOR__{key}".upper()) for key in ("state_dir", "gpus")}
+        (self.home / DISCOVERY_FILE).write_text(json.dumps({"url": self.url, "pid": os.getpid(), **told}))
 
     def _take_home(self) -> None:
         """One Airflow per home. The guard shares the lock, so a killed one's end is waited for."""

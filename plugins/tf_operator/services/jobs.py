@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -21,16 +20,14 @@ from tf_operator.services.waiting import wait_for
 DAG_SECONDS = 90.0
 JOBS_DAG_FILE = "tf_jobs.py"
 JOB_FILE_ENDINGS = frozenset({".yaml", ".yml", ".json"})
-DISCOVERY_FILE = Path(".airflow") / "services.json"
 
 
 def api_url(project: Path) -> str:
     """Where Airflow's API is: the environment, the services of `make airflow`, airflow.cfg, Airflow's default."""
     if url := os.environ.get("AIRFLOW__API__BASE_URL"):
         return url
-    with suppress(OSError, ValueError, KeyError):
-        return str(json.loads((project / DISCOVERY_FILE).read_text())["url"])
-    return settings.airflow_cfg("api", "base_url") or "http://localhost:8080"
+    found = settings.services("url", project) or settings.airflow_cfg("api", "base_url")
+    return found or "http://localhost:8080"
 
 
 def connect(project: Path) -> AirflowApi:
