@@ -41,6 +41,7 @@ class ClusterTrigger(BaseTrigger):
         self._members: dict[ReplicaId, Member] = {}
         self._states: dict[ReplicaId, str | None] = {}
         self._admission: str | None = None
+        self._own: str | None = None
         self._turn = 0
         self._said = ""
         self._forming = (0, 0.0)
@@ -106,7 +107,8 @@ class ClusterTrigger(BaseTrigger):
         self.log.info("holding %d slots of pool %s for %s", self.plan.slots, self.plan.pool, self.ref)
         ring(self.ref)
         while not owner.cluster.phase.terminal:
-            if await self._look() and self._step(owner):
+            # Cleared or ended by a person: until the triggerer notices, this trigger is nobody's word any more.
+            if await self._look() and self._own in ("deferred", None) and self._step(owner):
                 await self._publish(owner.cluster)
             if not owner.cluster.phase.terminal:
                 await asyncio.sleep(pause(self._formed_for(owner.cluster)))
@@ -147,9 +149,10 @@ class ClusterTrigger(BaseTrigger):
     async def _look(self) -> bool:
         """Read the states, then the members worth reading now. False where Airflow does not answer."""
         try:
-            wanted = {self.ref.task("admission"), *(place.task_id for place in self._places.values())}
+            admission, cluster = self.ref.task("admission"), self.ref.task("cluster")
+            wanted = {admission, cluster, *(place.task_id for place in self._places.values())}
             states = await sync_to_async(airflow_io.task_states)(self.ref, wanted)
-            before, self._admission = self._states, states.get(self.ref.task("admission"))
+            before, self._admission, self._own = self._states, states.get(admission), states.get(cluster)
             # A mapped task that was never expanded is listed by its own name.
             self._states = {
                 replica: states.get(place.state_key, states.get(place.task_id))

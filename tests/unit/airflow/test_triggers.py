@@ -108,6 +108,20 @@ def test_an_outage_of_airflow_is_waited_out(tmp_path: Path, board: Board, monkey
     assert [type(e) for e in events(trigger(tmp_path))] == [TaskSuccessEvent]
 
 
+def test_a_trigger_whose_task_was_cleared_says_nothing_more(tmp_path: Path, board: Board) -> None:
+    """The triggerer takes a moment to end it: meanwhile its word would stand for that of the next try."""
+    board.stored = Cluster("a1", phase=Phase.RUNNING, launch={"worker-0": 1}, members={"worker-0": 1})
+    board.states |= {"train.cluster": "failed", "train.worker_0": "skipped"}
+
+    async def lead() -> None:
+        subject = trigger(tmp_path)
+        await asyncio.wait_for(anext(subject.run()), 3)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(lead())
+    assert board.clusters == []
+
+
 def test_an_admission_that_did_not_open_ends_the_cluster_at_once(tmp_path: Path, board: Board) -> None:
     board.states = {"train.admission": "failed", "train.worker": "upstream_failed", "train.cluster": "deferred"}
     assert [type(e) for e in events(trigger(tmp_path))] == [TaskFailedEvent]
