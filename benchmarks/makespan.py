@@ -177,9 +177,8 @@ def shared(state: str) -> set[str]:
 def held(airflow: Airflow, tasks: str) -> Counter[str]:
     """Slots of the pool by run."""
     states = ["deferred", "running", "queued"]
-    answer = airflow.api.request("GET", "dags/~/dagRuns/~/taskInstances", pool=["gpu"], state=states, limit=100)
     found: Counter[str] = Counter()
-    for task in answer["task_instances"]:
+    for task in airflow.api.entries("dags/~/dagRuns/~/taskInstances", "task_instances", pool=["gpu"], state=states):
         if task["task_id"].endswith(tasks):
             found[task["dag_run_id"]] += task["pool_slots"]
     return found

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,12 @@ from .process_kit import PROBE, ProcessKit
 
 NOBODY = 1 << 22
 """No process has this number."""
+CALLER = """
+import pickle, sys
+(make, arguments), launch = pickle.load(sys.stdin.buffer)
+runner = make(*arguments)
+runner.start(launch, runner.reserve(launch.identity, None))
+"""
 
 
 class DockerKit(ProcessKit):
@@ -77,3 +86,18 @@ class DockerKit(ProcessKit):
         for path in self.shared.rglob("*"):
             if not path.is_symlink():
                 os.chown(path, 0, 0)
+
+
+def start_and_die(kit: DockerKit, *argv: str, **more: Any) -> Handle:
+    """Started by a process that is gone now."""
+    launch = kit.launch(*argv, **more)
+    subprocess.run([sys.executable, "-c", CALLER], input=pickle.dumps((kit.recipe, launch)), check=True, timeout=60)
+    handle = kit.runner.find(launch.identity)
+    assert handle
+    return handle
+
+
+def inspect(kit: DockerKit, handle: Handle) -> dict[str, Any]:
+    """What the engine tells of a program's container."""
+    found: dict[str, Any] = kit.engine.api.inspect_container(handle.data["container"])
+    return found

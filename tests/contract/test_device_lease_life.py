@@ -169,7 +169,7 @@ def test_other_devices_than_the_lease_s_are_refused_for_good(process_kit: Proces
     lease.release()
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="a CUDA that says a number has to be compiled")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc) here: the test builds a libcuda of its own")
 @pytest.mark.parametrize("seen", [0, 1, 2])
 def test_what_cuda_shows_is_compared(process_kit: ProcessKit, tmp_path: Path, seen: int) -> None:
     source = f"int cuInit(int f) {{ return {0 if seen else 100}; }}\n"

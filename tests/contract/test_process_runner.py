@@ -207,7 +207,7 @@ def test_a_full_disk_does_not_end_the_program_and_is_told(process_kit: ProcessKi
     assert "bytes of output lost: no space left on device" in str(end.reason)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a small disk of the test's own needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root: the test mounts a small disk of its own")
 def test_a_program_on_a_full_disk_is_stopped_sooner_too_and_removed(process_kit: ProcessKit, tmp_path: Path) -> None:
     process_kit.state_dir.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(process_kit.state_dir)], check=True)
