@@ -90,15 +90,18 @@ class Record:
             self._claim(folder, f"{role}-{index}")
 
     def _claim(self, folder, name):
+        """Take the next free number; the file is there with its content or not at all."""
+        new = Path(folder, f"{name}-{socket.gethostname()}-{os.getpid()}.new")
         while True:
-            self.path = Path(folder, f"{name}-{self.number}.json")
+            self.content["start"] = self.number
+            new.write_text(json.dumps(self.content))
             try:
-                os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+                os.link(new, Path(folder, f"{name}-{self.number}.json"))
             except FileExistsError:
                 self.number += 1
                 continue
-            self.content["start"] = self.number
-            self.write()
+            new.unlink()
+            self.path = Path(folder, f"{name}-{self.number}.json")
             return
 
     def write(self, **more):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from docker_engine import DockerEngine
@@ -18,6 +18,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("airflow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SECONDS))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test tells what became of its runs: on a machine that is gone the next day nothing else does."""
+    report = yield
+    airflow = getattr(item, "funcargs", {}).get("airflow")
+    if report.when == "call" and report.failed and isinstance(airflow, AirflowUnderTest):
+        try:
+            story = airflow.story()
+        except Exception as caught:  # the test's own failure comes first
+            story = f"Airflow does not tell: {caught}"
+        report.sections.append(("what became of the runs", story))
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -87,7 +87,7 @@ class AirflowUnderTest:
         settings = {"tf_operator.docker_url": f"unix://{self._docker_socket}"} | setup.pop("options", {})
         options = {"profile": "short", "gpus": "4", "connections": connections, "options": settings} | setup
         self.airflow = Airflow(Setup(home=self.home, project=self.project, state_dir=self.state_dir, **options))
-        self._seen: set[tuple[str, str]] = set()
+        self._asked_for: dict[tuple[str, str], RunUnderTest] = {}
 
     @property
     def api(self) -> AirflowApi:
@@ -147,7 +147,11 @@ class AirflowUnderTest:
 
     def run(self, dag_id: str, run_id: str) -> RunUnderTest:
         """A run that exists."""
-        return RunUnderTest(self, dag_id, run_id)
+        return self._asked_for.setdefault((dag_id, run_id), RunUnderTest(self, dag_id, run_id))
+
+    def story(self) -> str:
+        """What became of this test's runs, for the report of a failure."""
+        return "\n".join(run.story() for run in self._asked_for.values())
 
     def programs(self) -> list[psutil.Process]:
         """Living programs of this Airflow's jobs: they have a TF_CONFIG, or a model_dir below the project."""
@@ -162,6 +166,7 @@ class AirflowUnderTest:
 
     def settle(self, deadline: float = 40.0) -> None:
         """Mark what is unfinished failed and wait until no program lives: a test must not burden the next."""
+        self._asked_for.clear()
         fail_unfinished(self.api)
         wait_for(lambda: not self.programs(), deadline, lambda: f"programs to end: {self.programs()}")
 
@@ -352,6 +357,16 @@ class RunUnderTest:
         task = self.task(name)
         which: str | tuple[str, int] = task.task_id if task.map_index < 0 else (task.task_id, task.map_index)
         self.airflow.api.clear_tasks(self.dag_id, self.run_id, [which])
+
+    def story(self, lines: int = 12) -> str:
+        """What became of it: the owner's last word, each task's state, and the end of every try's log."""
+        told = [f"{self.dag_id} {self.run_id}: {self.state}; {self.cluster()}"]
+        for task in self.tasks():
+            told.append(f"{task.name}: {task.state}, try {task.try_number}")
+            for number in range(1, task.try_number + 1):
+                log = self.airflow.api.log(self.dag_id, self.run_id, task.task_id, number, task.map_index)
+                told += [f"  {task.name} {number}| {line[:200]}" for line in log.splitlines()[-lines:]]
+        return "\n".join(told)
 
     def text(self) -> str:
         """Everything the API tells of the run, for a search or a message."""
