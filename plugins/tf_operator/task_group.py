@@ -204,6 +204,7 @@ def _wire(build: _Build) -> Any:
     result = ResultOperator(
         task_id="result",
         group_id=build.group_id,
+        mapped=mapped,
         retries=2,
         retry_delay=SHORT,
         trigger_rule="all_done",
@@ -211,14 +212,17 @@ def _wire(build: _Build) -> Any:
     )
     cleanup = CleanupOperator(task_id="cleanup", group_id=build.group_id, retries=0, trigger_rule="all_done")
     plan >> [cluster, admission]
-    # A run that a person marks failed goes on until its teardown has run, and is then judged by its leaves: `result`,
-    # which is skipped, would make it green. In a DAG with more than the job, what follows may handle a failure.
-    cluster >> (cleanup if build.own_dag else result)
+    cluster >> result
     for outline in outlines:
         replica = _replica(build, outline, plan, first)
         admission >> replica >> result
     admission >> result >> cleanup
     cleanup.as_teardown()
+    # A run that a person marks failed goes on until its teardowns have run, and is then judged by its leaves. `result`
+    # would be skipped and make it green, so it is a teardown too. In a DAG with more than the job, what follows it
+    # decides.
+    if build.own_dag:
+        result.as_teardown(on_failure_fail_dagrun=True)
     return result.output
 
 

@@ -10,8 +10,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import psutil
 import pytest
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.airflow
 T = TypeVar("T")
 ORPHAN_TIMEOUT = 90.0
 """Seconds; plan refuses less than Airflow itself needs to notice that a watcher is lost."""
-ALONE = ("orphan", "marked-success", "cluster-cleared", "paused", "run-marked", "deleted")
+ALONE = ("orphan", "marked-success", "cluster-cleared", "paused", "run-marked", "run-failed", "deleted")
 WITH_WORKER = ("marked-failed", "cleared-one")
 NAMES = ("group-cleared", *ALONE, *WITH_WORKER)
 TRAINS = """
@@ -38,6 +39,19 @@ while step < 5:
     if step == 4 and not pathlib.Path(sys.argv[1]).exists():
         sys.exit("no data after step 3")
     checkpoint.write_text(str(step))
+"""
+
+TAKES_ALL_GPUS = """
+import time
+from airflow.sdk import DAG, task
+
+with DAG("takes-all-gpus", schedule=None):
+
+    @task(pool="gpu", pool_slots=4, retries=0)
+    def hold():
+        time.sleep(600)
+
+    hold()
 """
 
 
@@ -89,6 +103,17 @@ class Jobs:
 
     def pause(self, name: str, paused: bool = True) -> None:
         insist(lambda: self.airflow.api.request("PATCH", f"dags/{name}", body={"is_paused": paused}))
+
+    @contextmanager
+    def no_free_gpus(self) -> Iterator[None]:
+        """Somebody else has all of the pool."""
+        self.airflow.write_dag("takes-all-gpus", TAKES_ALL_GPUS)
+        hog = insist(lambda: self.airflow.trigger("takes-all-gpus"))
+        hog.wait_task("hold", "running", deadline=120)
+        try:
+            yield
+        finally:
+            insist(lambda: hog.mark("failed"))
 
     def holds_slots(self, name: str) -> bool:
         return (name, self._runs[name].run_id) in self.airflow.held_slots("default_pool")
@@ -227,12 +252,47 @@ def test_a_paused_dag(jobs: Jobs) -> None:
     run.wait("success", deadline=120)
 
 
-def test_a_run_marked(jobs: Jobs) -> None:
+def test_a_run_marked_success(jobs: Jobs) -> None:
     run = jobs["run-marked"]
     insist(lambda: run.mark("success"))
     assert_nothing_runs(jobs, "run-marked")
-    wait_for(lambda: run.task("cleanup").state == "success", 60, "the teardown")
+    run.wait("success", deadline=60)
     assert run.xcom("result") is None
+    assert "a person marked the run success before the job had ended" in run.log("result")
+
+
+def test_a_run_marked_failed(jobs: Jobs) -> None:
+    run = jobs["run-failed"]
+    insist(lambda: run.mark("failed"))
+    assert_nothing_runs(jobs, "run-failed")
+    run.wait("failed", deadline=60)
+    assert "the job was ended from outside while it was running" in run.log("result")
+    assert run.states()["cleanup"] == "success"
+
+
+@pytest.mark.parametrize("state", ["failed", "success"])
+def test_a_run_marked_while_it_waits_for_its_slots(jobs: Jobs, state: Literal["failed", "success"]) -> None:
+    airflow, name = jobs.airflow, f"waits-{state}"
+    jobs.write(name, scheduling={"pool": "gpu"}, replicas={"chief": {"gpus": 1}})
+    airflow.wait_dag(name, airflow.project / "configs" / "jobs" / f"{name}.yaml")
+    with jobs.no_free_gpus():
+        run = insist(lambda: airflow.trigger(name))
+        run.wait_task("admission", "deferred", deadline=120)
+        insist(lambda: run.mark(state))
+        run.wait(state, deadline=60)
+    assert run.states()["chief"] == "skipped" and not starts(jobs.out(name), "chief-0")
+    told = {"failed": "a person ended the run while it waited", "success": "a person marked the run success"}
+    assert told[state] in run.log("result")
+
+
+def test_a_run_marked_failed_before_anything_began(jobs: Jobs) -> None:
+    jobs.pause("run-failed")
+    run = insist(lambda: jobs.airflow.trigger("run-failed"))
+    insist(lambda: run.mark("failed"))
+    jobs.pause("run-failed", False)
+    run.wait("failed", deadline=60)
+    assert "the run was ended from outside before its job began" in run.log("result")
+    assert run.states()["plan"] == "skipped"
 
 
 def test_a_run_deleted(jobs: Jobs) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tf_operator.identity import ReplicaId
 from tf_operator.job_spec.rendered import RenderedJob
-from tf_operator.membership.messages import Member, Status
+from tf_operator.membership.messages import Member
 
 GONE = frozenset({"up_for_retry", "up_for_reschedule", "scheduled", "queued", "restarting"})
 """Airflow states of a replica that was running and is between two tries."""
@@ -32,8 +32,7 @@ class Facts:
     def ended_well(self, replica: ReplicaId) -> bool:
         """True where its program ended by itself with exit code 0."""
         member = self.members.get(replica)
-        end = member.end if member and member.status is Status.EXITED else None
-        return end is not None and end.code == 0 and not end.stopped
+        return member is not None and member.ended_well
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,12 @@ class Member:
     host: str = ""
     pid: int = 0
 
+    @property
+    def ended_well(self) -> bool:
+        """True where its program ended by itself with exit code 0."""
+        end = self.end if self.status is Status.EXITED else None
+        return end is not None and end.code == 0 and not end.stopped
+
     def to_json(self) -> dict[str, Any]:
         """JSON form; `from_json` reads it."""
         return {**asdict(self), "status": str(self.status), "tail": list(self.tail)}

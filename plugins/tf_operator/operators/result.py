@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from airflow.sdk import BaseOperator, Context
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from tf_operator import airflow_io, settings
 from tf_operator.errors import JobError, RunnerError, TfOperatorError
 from tf_operator.host import runner_for
 from tf_operator.identity import ReplicaId
 from tf_operator.membership import Cluster, Phase
-from tf_operator.plan import GroupRef, Plan
+from tf_operator.plan import GroupRef, Plan, places
 from tf_operator.program import read_result, result_path
 from tf_operator.runners.base import Handle, Runner
 
@@ -25,24 +25,51 @@ CLUSTER_WAIT = 120.0
 """Seconds for the cluster task to notice that every replica has ended, and to give its slots back."""
 
 
-class ResultOperator(BaseOperator):
-    """The group's leaf. Returns `{model_dir, generation, metrics, reason, attempt}`, raises unless it succeeded."""
+def marked_success(plan: str | None, admission: str | None, cluster: str | None, *, led: bool, cut: bool) -> bool:
+    """Whether a person marked the whole run success, by the states of the three tasks.
 
-    def __init__(self, *, group_id: str, **kwargs: Any) -> None:
+    Airflow makes success of what was active then, and skips what had not begun. `led`: the cluster has spoken in this
+    attempt. `cut`: a replica's task is a success though its program had not ended well, which one task marked alone
+    does not bring about. Where nothing had begun nobody can tell; that counts as marked failed.
+    """
+    if cluster == "skipped":
+        return not led and "success" in (admission, plan) and admission in ("success", "skipped")
+    return cluster == "success" and cut
+
+
+class ResultOperator(BaseOperator):
+    """The group's leaf. Returns `{model_dir, generation, metrics, reason, attempt}`, raises unless it succeeded.
+
+    `mapped` holds the names of the replica tasks that are mapped.
+    """
+
+    def __init__(self, *, group_id: str, mapped: Iterable[str] = (), **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.group_id = group_id
+        self.mapped = list(mapped)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """One line: how the job ended, and why."""
         ti = context["ti"]
         ref = GroupRef(ti.dag_id, str(ti.run_id), self.group_id)
         states = self._final_states(ref)
+        of_plan, of_admission, of_cluster = (states.get(ref.task(name)) for name in ("plan", "admission", "cluster"))
         plan = airflow_io.plan_in_force(ref)
+        cluster = airflow_io.read_cluster(ref, plan.attempt) if plan else None
+        cut = plan is not None and cluster is not None and not cluster.phase.terminal and self._was_cut(ref, plan)
+        if marked_success(of_plan, of_admission, of_cluster, led=cluster is not None, cut=cut):
+            raise AirflowSkipException("a person marked the run success before the job had ended: it has no result")
         # XComs of an earlier attempt stay until a task's new process has begun: what ended without one left them.
         # A plan that has not ended was cleared alone: the job went on without it.
-        if plan is None or states.get(ref.task("plan")) in ("failed", "skipped", "upstream_failed", "removed"):
+        if of_plan == "skipped":
+            raise AirflowFailException("the run was ended from outside before its job began")
+        if plan is None or of_plan in ("failed", "upstream_failed", "removed"):
             raise AirflowFailException(f"the job did not start: {ref.task('plan')} failed, its log says why")
-        cluster = airflow_io.read_cluster(ref, plan.attempt)
+        if cluster is None and of_cluster == "skipped":
+            raise AirflowFailException(
+                f"the job never had its slots: {ref.task('admission')} is {of_admission}, its log says why, or a person"
+                " ended the run while it waited"
+            )
         if cluster is None:
             raise AirflowFailException(
                 f"nobody leads the job: {ref.task('cluster')} or {ref.task('admission')} failed, their logs say why;"
@@ -50,14 +77,13 @@ class ResultOperator(BaseOperator):
             )
         if cluster.phase is not Phase.SUCCEEDED:
             raise AirflowFailException(self._why(cluster))
-        state = states.get(ref.task("cluster"))
-        if state in airflow_io.LIVE:
+        if of_cluster in airflow_io.LIVE:
             raise AirflowException(
-                f"the job succeeded ({cluster.reason}), but {ref.task('cluster')} is still {state} and holds its slots:"
-                " is a triggerer running?"
+                f"the job succeeded ({cluster.reason}), but {ref.task('cluster')} is still {of_cluster} and holds its"
+                " slots: is a triggerer running?"
             )
-        if state != "success":
-            raise AirflowFailException(f"{ref.task('cluster')} is {state}: it was ended from outside")
+        if of_cluster != "success":
+            raise AirflowFailException(f"{ref.task('cluster')} is {of_cluster}: it was ended from outside")
         self.log.info("succeeded: %s; model_dir %s", cluster.reason, plan.job.model_dir)
         return {
             "model_dir": plan.job.model_dir,
@@ -67,11 +93,18 @@ class ResultOperator(BaseOperator):
             "attempt": plan.attempt,
         }
 
+    def _was_cut(self, ref: GroupRef, plan: Plan) -> bool:
+        """Whether some replica's task is a success though its program did not end well."""
+        found = list(places(ref, plan.job, set(self.mapped)))
+        states: Mapping[str, str | None] = airflow_io.task_states(ref, {place.task_id for _, place in found})
+        members = (airflow_io.read_member(ref, place) for _, place in found if states.get(place.state_key) == "success")
+        return any(member is None or not member.ended_well for member in members)
+
     def _final_states(self, ref: GroupRef) -> dict[str, str | None]:
-        """States of plan and cluster. The replicas have ended, so the cluster is about to."""
+        """States of plan, admission and cluster. The replicas have ended, so the cluster is about to."""
         deadline = time.monotonic() + CLUSTER_WAIT
         while True:
-            states = airflow_io.task_states(ref, [ref.task("plan"), ref.task("cluster")])
+            states = airflow_io.task_states(ref, [ref.task(name) for name in ("plan", "admission", "cluster")])
             if states.get(ref.task("cluster")) not in airflow_io.LIVE or time.monotonic() > deadline:
                 return states
             time.sleep(0.5)

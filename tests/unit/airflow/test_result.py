@@ -11,7 +11,7 @@ from fakes import make_job, running_cluster
 from tf_operator import airflow_io
 from tf_operator.membership import Phase
 from tf_operator.operators import result
-from tf_operator.operators.result import ResultOperator
+from tf_operator.operators.result import ResultOperator, marked_success
 from tf_operator.plan import Plan
 
 
@@ -50,3 +50,25 @@ def test_a_success_counts_once_the_cluster_has_ended(
     with pytest.raises(AirflowException, match=told) as raised:
         operator.execute({"ti": Instance()})  # type: ignore[typeddict-item]
     assert isinstance(raised.value, AirflowFailException) is not again, "a retry can help"
+
+
+@pytest.mark.parametrize(
+    ("plan", "admission", "cluster", "led", "cut", "is_so"),
+    [
+        ("success", "success", "success", True, True, True),  # while it ran
+        ("success", "success", "skipped", False, False, True),  # while it waited for its slots
+        ("success", "skipped", "skipped", False, False, True),  # while plan ran
+        ("success", "success", "success", True, False, False),  # cluster alone was marked
+        ("success", "success", "skipped", True, False, False),  # cluster alone was marked skipped
+        ("success", "success", "failed", True, True, False),  # the run was marked failed while it ran
+        ("success", "failed", "skipped", False, False, False),  # ... while it waited, or schedule_timeout
+        ("failed", "skipped", "skipped", False, False, False),  # ... while plan ran
+        ("failed", "upstream_failed", "upstream_failed", False, False, False),
+        ("skipped", "skipped", "skipped", False, False, False),  # nothing had begun: nobody can tell
+        ("success", "success", "deferred", True, False, False),
+    ],
+)
+def test_what_tells_a_run_that_was_marked_success(
+    plan: str, admission: str, cluster: str, led: bool, cut: bool, is_so: bool
+) -> None:
+    assert marked_success(plan, admission, cluster, led=led, cut=cut) is is_so

@@ -39,22 +39,24 @@ def test_the_wiring_is_the_designs() -> None:
     # The index of the worker task comes from plan, so plan is upstream of it too.
     assert arrows["plan"] == {"cluster", "admission", "worker"}
     assert arrows["admission"] == replicas | {"result"}
-    assert arrows["cluster"] == {"cleanup"}
+    assert arrows["cluster"] == {"result"}
     assert all(arrows[name] == {"result"} for name in replicas)
     assert arrows["result"] == {"cleanup"}
 
 
 def test_trap_8_result_is_the_only_leaf_that_counts() -> None:
     dag = as_dag(job(), project_dir=HERE)
-    leaves = {task.task_id for task in dag.tasks if not [d for d in task.downstream_list if not d.is_teardown]}
-    # A run that a person marks failed is judged by its leaves once cleanup has run; result is skipped then.
-    assert leaves - {"train.cleanup"} == {"train.result", "train.cluster"}
-    assert tasks(dag)["cleanup"].is_teardown
+    counting = {task.task_id for task in dag.tasks if not task.is_teardown or task.on_failure_fail_dagrun}
+    leaves = {task_id for task_id in counting if not dag.get_task(task_id).downstream_task_ids & counting}
+    # A run that a person marks failed is judged by its leaves once its teardowns have run; what is none is skipped.
+    assert leaves == {"train.result"}
+    assert tasks(dag)["result"].is_teardown and tasks(dag)["cleanup"].is_teardown
 
 
 def test_in_a_dag_of_ones_own_what_follows_may_handle_a_failure() -> None:
     with DAG("mine") as dag:
         as_task_group(job(), "train", project_dir=HERE)
+    assert not tasks(dag)["result"].is_teardown
     assert tasks(dag)["cluster"].downstream_task_ids == {"train.result"}
 
 
@@ -133,7 +135,8 @@ def test_default_args_change_nothing_but_owner_queue_executor() -> None:
     }
     with DAG("around", default_args=args, schedule=None) as around:
         as_task_group(job(), "train", project_dir=HERE)
-    plain = as_dag(job(), project_dir=HERE)
+    with DAG("plain", schedule=None) as plain:
+        as_task_group(job(), "train", project_dir=HERE)
     for name, task in tasks(around).items():
         other = tasks(plain)[name]
         assert (task.owner, task.queue) == ("ml-team", "gpu-hosts")
