@@ -117,6 +117,12 @@ def write_result(result: dict[str, Any]) -> None:
         part.replace(target)
 
 
+def is_lost(error: BaseException) -> bool:
+    """Return whether TensorFlow says that a peer is gone. Its coordinator wraps what a step, or an input of it, said."""
+    found = getattr(error, "original_exception", error)
+    return any(kind.__name__ in LOST for kind in type(found).__mro__)
+
+
 def run(program: Callable[[], None]) -> int:
     """Run a program; return its exit code: 0 trained, 2 an input is missing or wrong. A lost cluster ends it with 1."""
     try:
@@ -125,7 +131,7 @@ def run(program: Callable[[], None]) -> int:
         print(f"digits: {error}", file=sys.stderr)
         return 2
     except Exception as error:
-        if type(error).__name__ not in LOST:
+        if not is_lost(error):
             raise
         # TensorFlow's account is fifty lines long; the last line is what people are shown first.
         traceback.print_exc()

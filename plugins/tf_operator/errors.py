@@ -4,6 +4,7 @@ TfOperatorError
 ├── JobError               the job as written or as rendered cannot be run; a person has to change it
 │   └── JobFileError       ... and the fault has a place in a file
 ├── PreflightError         the job is sound, this installation cannot run it (pool, interpreter, model_dir ...)
+│   └── InUseError         ... now: another run has what it needs
 ├── RunnerError            a runner could not do what it was asked
 │   ├── IdentityHeldError  another live program has this replica's identity
 │   ├── LaunchError        the program could not be started at all
@@ -37,6 +38,10 @@ class JobFileError(JobError):
 
 class PreflightError(TfOperatorError):
     """The job is sound, but this installation cannot run it."""
+
+
+class InUseError(PreflightError):
+    """Another run that has not ended has it; trying again may help."""
 
 
 class RunnerError(TfOperatorError):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tf_operator import locks
-from tf_operator.errors import PreflightError
+from tf_operator.errors import InUseError, PreflightError
 
 PATIENCE = 30.0
 """Seconds to wait while another run asks whether the last owner is over."""
@@ -18,8 +18,8 @@ PATIENCE = 30.0
 def claim(model_dir: str, owner: dict[str, str], is_over: Callable[[dict[str, str]], bool]) -> None:
     """Make the directory this run's. `owner` names dag_id, run_id, group_id; `is_over` asks for another run's end.
 
-    Raises PreflightError if it is not writable or another run that has not ended holds it. No clock is compared:
-    a holder that was killed is over as soon as Airflow says so.
+    Raises PreflightError if it is not writable, InUseError if another run that has not ended holds it. No clock is
+    compared: a holder that was killed is over as soon as Airflow says so.
     """
     folder = Path(model_dir) / ".tf_operator"
     try:
@@ -27,7 +27,7 @@ def claim(model_dir: str, owner: dict[str, str], is_over: Callable[[dict[str, st
         # Of several runs that find the last owner gone, one takes its place; the next one finds that one.
         guard = locks.acquire(folder / "owner.lock", wait=PATIENCE)
         if guard is None:
-            raise PreflightError(f"model_dir = {model_dir}: another run is taking it at this moment; try again")
+            raise InUseError(f"model_dir = {model_dir}: another run is taking it at this moment; try again")
         try:
             _take(folder / "owner.json", model_dir, owner, is_over)
         finally:
@@ -46,7 +46,7 @@ def _take(path: Path, model_dir: str, owner: dict[str, str], is_over: Callable[[
             " put {{ task_group_id }} into model_dir"
         )
     if holder and not is_over(holder):
-        raise PreflightError(
+        raise InUseError(
             f"model_dir = {model_dir}: belongs to run {holder['run_id']} of {holder['dag_id']}, which has not ended;"
             " wait for it, or put {{ run_id }} into model_dir"
         )

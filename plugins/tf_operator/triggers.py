@@ -24,7 +24,8 @@ from tf_operator.plan import GroupRef, Place, Plan, places
 
 TICK = 1.0
 READS_PER_TICK = 10
-"""Members of running replicas read in turn each tick; the triggerer answers about 40 calls a second in all."""
+"""Members of running replicas read in turn each tick; the triggerer answers about 40 calls a second in all. Those that
+decide who is to blame for an end are read in each."""
 NOT_OPENED = frozenset({"failed", "skipped", "upstream_failed", "removed"})
 """States of an admission behind which no replica will ever start."""
 
@@ -108,7 +109,8 @@ class ClusterTrigger(BaseTrigger):
         ring(self.ref)
         while not owner.cluster.phase.terminal:
             # Cleared or ended by a person: until the triggerer notices, this trigger is nobody's word any more.
-            if await self._look() and self._own in ("deferred", None) and self._step(owner):
+            since = time.monotonic()
+            if await self._look(owner) and self._own in ("deferred", None) and self._step(owner, since):
                 await self._publish(owner.cluster)
             if not owner.cluster.phase.terminal:
                 await asyncio.sleep(pause(self._formed_for(owner.cluster)))
@@ -121,11 +123,11 @@ class ClusterTrigger(BaseTrigger):
             self._forming = (cluster.generation, time.monotonic())
         return time.monotonic() - self._forming[1]
 
-    def _step(self, owner: Owner) -> bool:
+    def _step(self, owner: Owner, since: float) -> bool:
         if self._admission in NOT_OPENED:
             owner.fail(f"{self.ref.task('admission')} is {self._admission}: it did not open, its log says why")
             return True
-        return owner.step(self._members, self._states)
+        return owner.step(self._members, self._states, since)
 
     def _wrong_slots(self) -> str | None:
         """The net beneath the policy: what the task holds must be what the plan needs."""
@@ -146,7 +148,7 @@ class ClusterTrigger(BaseTrigger):
         while not await self._quietly(airflow_io.write_cluster, self.ref, cluster):
             await asyncio.sleep(TICK)
 
-    async def _look(self) -> bool:
+    async def _look(self, owner: Owner) -> bool:
         """Read the states, then the members worth reading now. False where Airflow does not answer."""
         try:
             admission, cluster = self.ref.task("admission"), self.ref.task("cluster")
@@ -158,7 +160,7 @@ class ClusterTrigger(BaseTrigger):
                 replica: states.get(place.state_key, states.get(place.task_id))
                 for replica, place in self._places.items()
             }
-            for replica in self._worth_reading(before):
+            for replica in self._worth_reading(before, owner.decisive(self._members)):
                 member = await sync_to_async(airflow_io.read_member)(self.ref, self._places[replica])
                 if member and member.attempt == self.plan.attempt:
                     self._members[replica] = member
@@ -167,8 +169,8 @@ class ClusterTrigger(BaseTrigger):
             return False
         return True
 
-    def _worth_reading(self, before: dict[ReplicaId, str | None]) -> list[ReplicaId]:
-        """Those whose state changed, then running ones in turn."""
+    def _worth_reading(self, before: dict[ReplicaId, str | None], decisive: set[ReplicaId]) -> list[ReplicaId]:
+        """Those whose state changed, those who decide on an end, then running ones in turn."""
         running = [r for r, state in self._states.items() if state == "running"]
         changed = [r for r, state in self._states.items() if state != before.get(r) and state in GONE | {"failed"}]
         if not running:
@@ -176,12 +178,12 @@ class ClusterTrigger(BaseTrigger):
         self._turn %= len(running)
         turn = (running[self._turn :] + running[: self._turn])[:READS_PER_TICK]
         self._turn += len(turn)
-        return list(dict.fromkeys(changed + turn))
+        return list(dict.fromkeys(changed + [r for r in running if r in decisive] + turn))
 
     async def _wind_up(self, owner: Owner) -> None:
         """Wait until the replicas have let go, say what fell with the cause, or hand over to the next attempt."""
         again = owner.cluster.again_after is not None
-        released = await self._wait_until_released(airflow_io.HOLDING if again else airflow_io.LIVE)
+        released = await self._wait_until_released(owner, airflow_io.HOLDING if again else airflow_io.LIVE)
         if again and released:
             while not await self._quietly(airflow_io.replace_plan, self.ref, self.plan, owner.cluster.elapsed):
                 await asyncio.sleep(TICK)
@@ -196,12 +198,12 @@ class ClusterTrigger(BaseTrigger):
             if member := airflow_io.read_member(self.ref, place):
                 self._members[replica] = member
 
-    async def _wait_until_released(self, unreleased: frozenset[str]) -> bool:
+    async def _wait_until_released(self, owner: Owner, unreleased: frozenset[str]) -> bool:
         """Slots are given back only when no replica's program can still use a device. False: it took too long."""
         policy, job = self.plan.job.run_policy, self.plan.job
         patience = policy.termination_grace + policy.evaluator_grace + job.retry_delay + 60.0
         deadline = time.monotonic() + patience
-        while await self._look() is False or any(state in unreleased for state in self._states.values()):
+        while await self._look(owner) is False or any(state in unreleased for state in self._states.values()):
             if time.monotonic() > deadline:
                 late = [str(r) for r, state in self._states.items() if state in unreleased]
                 self.log.warning("gave the slots back though these have not ended: %s", ", ".join(late))

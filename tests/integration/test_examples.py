@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -226,3 +228,19 @@ def test_wrong_input_is_one_line(make: Make, name: str, replica: str, env: dict[
     assert expected in told
     assert told.startswith("digits: ")
     assert len(told.splitlines()) == 1, "said before TensorFlow is imported"
+
+
+def test_what_a_lost_peer_looks_like() -> None:
+    """Also where the coordinator wraps it: else the program would end the ordinary way, and hang or be aborted there."""
+    script = (
+        "from digits.replica import is_lost\n"
+        "import tensorflow as tf\n"
+        "from tensorflow.python.distribute.coordinator import cluster_coordinator as c\n"
+        "gone = tf.errors.UnavailableError(None, None, 'failed to connect')\n"
+        "lost = gone, c.PSUnavailableError(gone), c.ClosureInputError(gone), c.ClosureAbortedError(gone)\n"
+        "assert all(map(is_lost, lost))\n"
+        "own = ValueError('nan'), tf.errors.InvalidArgumentError(None, None, 'nan'), c.ClosureInputError(TypeError())\n"
+        "assert not any(map(is_lost, own))\n"
+    )
+    examples = Path(__file__).resolve().parents[2] / "examples"
+    subprocess.run([sys.executable, "-c", script], cwd=examples, check=True, timeout=120)

@@ -28,6 +28,13 @@ class Facts:
     """Messages of this attempt only."""
     states: Mapping[ReplicaId, str | None] = field(default_factory=dict)
     """Airflow task states; absent where unknown."""
+    since: float | None = None
+    """When their reading began, on the clock of `now`; None where it takes no time."""
+
+    @property
+    def read_from(self) -> float:
+        """Nothing here is older than this, but for what has not been read in this round."""
+        return self.now if self.since is None else self.since
 
     def ended_well(self, replica: ReplicaId) -> bool:
         """True where its program ended by itself with exit code 0."""

@@ -24,10 +24,10 @@ from tf_operator.membership.restart_table import can_be_drawn, may_draw
 
 JUDGE_WINDOW = {"parameter_server": 8.0, "multi_worker_mirrored": 20.0}
 """Seconds to wait, after a program that a lost peer draws down ended non-zero, for that peer's loss to show."""
-SHORT_WINDOW = 3.0
-"""The same where a lost peer only might have drawn it down."""
+SHORT_WINDOW = 6.0
+"""The same where a lost peer only might have drawn it down. A message may be a database's lock (5 s) late."""
 
-_FROM_OUTSIDE = frozenset({"SIGKILL", "SIGSEGV", "SIGTERM", "SIGBUS"})
+_FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
 
 
 def judge_ends(job: RenderedJob, cluster: Cluster, timers: Timers, facts: Facts) -> Cluster:
@@ -55,20 +55,22 @@ def _open_ends(job: RenderedJob, cluster: Cluster, timers: Timers, facts: Facts)
         drawn = can_be_drawn(job.strategy, replica, job.replicas)
         return drawn, not _own_doing(member), timers.end_seen(replica, member), replica.order
 
-    ends = [
-        r
-        for r, m in facts.members.items()
-        if m.status is Status.EXITED
-        and m.end
-        and (m.end.code != 0 or m.end.stopped)
-        and cluster.verdict_on(r, m) is None
-        and m.incarnation == cluster.members.get(str(r), m.incarnation)
-    ]
-    return sorted(ends, key=rank)
+    return sorted((r for r, m in facts.members.items() if _is_open(cluster, r, m)), key=rank)
+
+
+def _is_open(cluster: Cluster, replica: ReplicaId, member: Member) -> bool:
+    """Whether it reports an end other than a good one that has no verdict."""
+    end = member.end if member.status is Status.EXITED else None
+    return (
+        end is not None
+        and (end.code != 0 or end.stopped)
+        and cluster.verdict_on(replica, member) is None
+        and member.incarnation == cluster.members.get(str(replica), member.incarnation)
+    )
 
 
 def _own_doing(member: Member) -> bool:
-    """True where the end cannot be a peer's doing: a peer's loss is an exception or an abort, never these."""
+    """True where the end cannot be a peer's doing: a peer's loss is an exception, an abort or a crash, never these."""
     end = member.end
     if end is None:
         return False
@@ -102,7 +104,17 @@ def _is_own_fault(
         return True
     drawn = can_be_drawn(job.strategy, replica, job.replicas)
     window = JUDGE_WINDOW.get(job.strategy, SHORT_WINDOW) if drawn else SHORT_WINDOW
-    return facts.now - timers.end_seen(replica, member) >= window
+    return facts.read_from - timers.end_seen(replica, member) >= window
+
+
+def decisive(job: RenderedJob, cluster: Cluster, members: Mapping[ReplicaId, Member]) -> set[ReplicaId]:
+    """Those whose word decides between cause and consequence of an end that nobody has judged yet."""
+    unjudged = [
+        r
+        for r, m in members.items()
+        if _is_open(cluster, r, m) and not _own_doing(m) and not cluster.told_to_start(r, m)
+    ]
+    return {other for r in unjudged for other in job.replicas if may_draw(job.strategy, other, r, job.replicas)}
 
 
 def _own_fault(job: RenderedJob, cluster: Cluster, facts: Facts, replica: ReplicaId) -> Cluster:

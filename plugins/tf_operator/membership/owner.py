@@ -11,7 +11,7 @@ from tf_operator.identity import ReplicaId
 from tf_operator.job_spec.rendered import RenderedJob
 from tf_operator.membership.decide import decide
 from tf_operator.membership.facts import Facts, Timers
-from tf_operator.membership.judgement import note_late
+from tf_operator.membership.judgement import decisive, note_late
 from tf_operator.membership.messages import Cluster, Member
 
 SAY_AGAIN = 30.0
@@ -29,17 +29,22 @@ class Owner:
         self._began = clock() - cluster.elapsed
         self._said = cluster
 
-    def step(self, members: Mapping[ReplicaId, Member], states: Mapping[ReplicaId, str | None]) -> bool:
+    def step(
+        self,
+        members: Mapping[ReplicaId, Member],
+        states: Mapping[ReplicaId, str | None],
+        since: float | None = None,
+    ) -> bool:
         """Decide on these facts; True where the message has to be said (again). Other attempts' members are dropped.
 
-        Members that make no ClusterSpec (two at one address) fail the attempt.
+        Members that make no ClusterSpec (two at one address) fail the attempt. `since`: see `Facts`.
         """
         now = self._clock()
         known = {r: m for r in self.job.replicas if (m := members.get(r)) and m.attempt == self.cluster.attempt}
         if not self.cluster.phase.terminal:
             self.cluster = replace(self.cluster, elapsed=now - self._began)
         try:
-            self.cluster, self._timers = decide(self.job, self.cluster, self._timers, Facts(now, known, states))
+            self.cluster, self._timers = decide(self.job, self.cluster, self._timers, Facts(now, known, states, since))
         except JobError as error:
             self.fail(str(error))
         news = replace(self.cluster, elapsed=0.0) != replace(self._said, elapsed=0.0)
@@ -47,6 +52,10 @@ class Owner:
             self._said = self.cluster
             return True
         return False
+
+    def decisive(self, members: Mapping[ReplicaId, Member]) -> set[ReplicaId]:
+        """Those to hear now: on their word hangs what an end means that nobody has judged yet."""
+        return decisive(self.job, self.cluster, members)
 
     def fail(self, reason: str) -> None:
         """End the attempt as failed for a reason that lies outside the replicas."""

@@ -12,7 +12,15 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.sdk.timezone import coerce_datetime
 
 from tf_operator import airflow_io, preflight, turns
-from tf_operator.errors import ImageError, JobError, PreflightError, RunnerError, SecretError, SecretUnavailableError
+from tf_operator.errors import (
+    ImageError,
+    InUseError,
+    JobError,
+    PreflightError,
+    RunnerError,
+    SecretError,
+    SecretUnavailableError,
+)
 from tf_operator.gang import evaluate
 from tf_operator.job_spec import RenderedJob, TensorFlowJob, dates
 from tf_operator.operators import checks
@@ -100,7 +108,8 @@ class PlanOperator(_JobOperator):
             self.log.info("effective params: %s", job.params)
             plan = self._plan(job)
             self._check(plan, ref, context)
-        except (SecretUnavailableError, OSError) as error:
+        except (SecretUnavailableError, InUseError, OSError) as error:
+            # A run that was just marked failed is not over before its cleanup: its folder is free in some seconds.
             raise AirflowException(str(error)) from None
         except (PreflightError, ImageError, SecretError) as error:
             raise AirflowFailException(str(error)) from None

@@ -58,7 +58,9 @@ class ResultOperator(BaseOperator):
         cluster = airflow_io.read_cluster(ref, plan.attempt) if plan else None
         cut = plan is not None and cluster is not None and not cluster.phase.terminal and self._was_cut(ref, plan)
         if marked_success(of_plan, of_admission, of_cluster, led=cluster is not None, cut=cut):
-            raise AirflowSkipException("a person marked the run success before the job had ended: it has no result")
+            text = "a person marked the run success before the job had ended: it has no result"
+            self.log.info(text)
+            raise AirflowSkipException(text)
         # XComs of an earlier attempt stay until a task's new process has begun: what ended without one left them.
         # A plan that has not ended was cleared alone: the job went on without it.
         if of_plan == "skipped":

@@ -52,6 +52,7 @@ class Airflow:
         self._guard: subprocess.Popen[bytes] | None = None
         self._listener: threading.Thread | None = None
         self._lock = -1
+        self._warm = False
 
     def __enter__(self) -> Self:
         self.start()
@@ -155,8 +156,9 @@ class Airflow:
                 self._codes.pop(event["name"], None)
                 self._pids[event["name"]] = event["pid"]
             elif event["event"] == "exited":
-                self._pids.pop(event["name"], None)
+                # In this order: who waits for the pid to go may start the component anew and drop the code.
                 self._codes[event["name"]] = event["code"]
+                self._pids.pop(event["name"], None)
 
     def _migrate(self) -> None:
         """Create the tables once per AIRFLOW_HOME and Airflow version: it takes seconds."""
@@ -177,6 +179,7 @@ class Airflow:
     def start_component(self, name: str, wait: bool = True) -> None:
         """Start one component (again)."""
         self._begun[name] = datetime.now(UTC)
+        self._warm = self._warm and name != "api-server"
         self._codes.pop(name, None)
         self._tell(f"start {name}")
         if wait:
@@ -205,6 +208,9 @@ class Airflow:
             health = self.api.health()
         except ApiError:
             return False
+        if not self._warm:
+            self.api.warm_up(START_SECONDS)
+            self._warm = True
         return all(_beats(name, health, self._begun[name]) for name in self._begun)
 
     def wait_for_end(self) -> None:

@@ -93,6 +93,11 @@ class AirflowApi:
 
     # What runs
 
+    def warm_up(self, timeout: float) -> None:
+        """Have a server that has just begun build what its tasks speak to: seconds in which it answers nobody."""
+        with contextlib.suppress(httpx.HTTPError):
+            self._http.get("/execution/health/ping", timeout=timeout)
+
     def health(self) -> dict[str, Any]:
         """Each component's status and newest heartbeat."""
         answer: dict[str, Any] = self.request("GET", "monitor/health")

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent, TriggerEvent
+from fakes import make_job, running_cluster
 
 from tf_operator import airflow_io, turns
 from tf_operator.admission import AdmissionTrigger, ring
 from tf_operator.job_spec import RenderedJob
 from tf_operator.job_spec.rendered import RenderedRunPolicy, ReplicaGroup
-from tf_operator.membership import Cluster, Member, Phase, Status
+from tf_operator.membership import Cluster, Member, Owner, Phase, Status
 from tf_operator.plan import GroupRef, Place, Plan
 from tf_operator.runners.base import Exit
 from tf_operator.triggers import ClusterTrigger
@@ -84,10 +85,37 @@ def test_success_is_a_success_event(tmp_path: Path, board: Board) -> None:
     assert board.clusters[-1].phase == "succeeded"
 
 
+def test_who_decides_on_an_end_is_heard_in_every_round(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In turn alone, a large job's lost ps would be heard after those it drew down have been judged."""
+    job = make_job(chief=0, worker=60, ps=1, strategy="between_graph")
+    places = {Place("train.worker", index): f"worker-{index}" for index in range(60)} | {Place("train.ps", 0): "ps-0"}
+    board.states = {place.state_key: "running" for place in places}
+    heard: list[str] = []
+
+    def read_member(ref: GroupRef, place: Place) -> Member:
+        heard.append(places[place])
+        return Member("a1", 1, f"127.0.0.1:{20000 + len(heard)}", Status.EXITED, generation=1, end=Exit(1))
+
+    monkeypatch.setattr(airflow_io, "read_member", read_member)
+    planned = Plan(attempt="a1", job=job, pool="gpu", slots=1)
+    subject = ClusterTrigger("d", "r", "train", ["worker", "ps"], planned.model_dump(mode="json"))
+    owner = Owner(job, running_cluster(job))
+
+    async def look(rounds: int) -> int:
+        heard.clear()
+        for _ in range(rounds):
+            assert await subject._look(owner)
+        return heard.count("ps-0")
+
+    asyncio.run(look(1))
+    assert "ps-0" not in heard and owner.decisive(subject._members)
+    assert asyncio.run(look(4)) == 4
+
+
 def test_trap_2_a_fault_of_ours_is_a_failed_event_too(
     tmp_path: Path, board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: ClusterTrigger, owner: Any) -> bool:
+    def broken(self: ClusterTrigger, owner: Any, since: float) -> bool:
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(ClusterTrigger, "_step", broken)

@@ -43,10 +43,10 @@ class World:
         replica = ReplicaId.parse(name)
         self.members[replica] = replace(self.members[replica], **change)
 
-    def step(self, seconds: float = 1.0) -> Cluster:
-        """Let time pass, then let the owner decide on what is known."""
+    def step(self, seconds: float = 1.0, reading: float = 0.0) -> Cluster:
+        """Let time pass, then let the owner decide on what is known; it took `reading` seconds to read it."""
         self.now += seconds
-        self.owner.step(dict(self.members), dict(self.states))
+        self.owner.step(dict(self.members), dict(self.states), self.now - reading)
         return self.cluster
 
     def obey(self) -> bool:

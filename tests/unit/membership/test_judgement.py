@@ -172,7 +172,7 @@ def test_a_worker_that_fails_by_itself_is_judged_within_seconds() -> None:
     world = World(make_job())
     world.end("worker-0", FAILED)
     world.step()
-    world.step(4)
+    world.step(6)
     assert world.cluster.verdict_on(ReplicaId("worker", 0), world.at("worker-0")) is Verdict.RETRY
 
 
@@ -220,7 +220,6 @@ def test_one_mirrored_worker_that_gives_up_alone_is_judged_after_its_window() ->
     [
         KILLED,
         Exit(code=137, oom_limit=2**26),
-        Exit(code=139, signal="SIGSEGV"),
         Exit(code=143, signal="SIGTERM"),
         Exit(code=1, stopped=True, reason="no watcher for 60 s"),
         Exit(code=NOT_STARTED, reason="working_dir /x is no directory on this host"),
@@ -231,6 +230,39 @@ def test_ends_that_no_peer_can_cause_are_judged_at_once(end: Exit) -> None:
     world.end("chief-0", end)
     world.step()
     assert world.cluster.verdict_on(ReplicaId("chief", 0), world.at("chief-0")) is Verdict.RETRY
+
+
+@pytest.mark.parametrize("signal", ["SIGABRT", "SIGSEGV"])
+def test_a_crash_may_be_a_peers_doing(signal: str) -> None:
+    world = World(make_job())
+    world.end("chief-0", Exit(code=134, signal=signal))
+    world.step()
+    world.end("ps-0", KILLED)
+    world.step(5)
+    assert world.cluster.cause and world.cluster.cause["replica"] == "ps-0"
+    assert world.cluster.consequences == ("chief-0",)
+
+
+def test_a_window_ends_with_what_was_read_after_it() -> None:
+    """Reading a large job takes seconds: what was read at the beginning is no word on what came after."""
+    world = World(make_job(**WITH_CHIEF, strategy="between_graph"))
+    world.end("worker-1", FAILED)
+    world.step(4, reading=4)
+    world.step(8, reading=4)
+    assert world.cluster.cause is None, "its peers were heard 4 s after the end was seen"
+    world.end("ps-0", KILLED)
+    world.step(4, reading=4)
+    assert world.cluster.cause and world.cluster.cause["replica"] == "ps-0"
+    assert world.cluster.verdict_on(ReplicaId("worker", 1), world.at("worker-1")) is None
+
+
+def test_who_decides_on_an_end() -> None:
+    world = World(make_job(**WITH_CHIEF))
+    assert world.owner.decisive(world.members) == set()
+    world.end("worker-1", FAILED)
+    assert world.owner.decisive(world.members) == {ReplicaId.parse(name) for name in ("chief-0", "ps-0", "ps-1")}
+    world.end("worker-1", KILLED)
+    assert world.owner.decisive(world.members) == set(), "no peer does that"
 
 
 def test_a_server_that_ended_with_0_too_early_starts_again_with_whoever_needs_it() -> None:
