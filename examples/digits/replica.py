@@ -118,7 +118,7 @@ def write_result(result: dict[str, Any]) -> None:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Return whether TensorFlow says that a peer is gone. Its coordinator wraps what a step, or an input of it, said."""
+    """Return whether TensorFlow says that a peer is gone; its coordinator wraps what a step or its input said."""
     found = getattr(error, "original_exception", error)
     return any(kind.__name__ in LOST for kind in type(found).__mro__)
 

@@ -231,7 +231,7 @@ def test_wrong_input_is_one_line(make: Make, name: str, replica: str, env: dict[
 
 
 def test_what_a_lost_peer_looks_like() -> None:
-    """Also where the coordinator wraps it: else the program would end the ordinary way, and hang or be aborted there."""
+    """Also where the coordinator wraps it: an ordinary end would hang there, or be aborted."""
     script = (
         "from digits.replica import is_lost\n"
         "import tensorflow as tf\n"
