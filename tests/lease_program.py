@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """A training that needs its database all the time: a query each step, as the user of its secret file.
 
-    lease_program.py OUT SECONDS PSQL PORT
+    lease_program.py OUT SECONDS PSQL PORT [FILE]
 
 The file is read at the start and at each SIGHUP, as a program does that keeps its connection. It ends with 0 once all
-its starts together have trained for SECONDS. OUT gets a JSON line for each step. Standard library only.
+its starts together have trained for SECONDS, and FILE exists. OUT gets a JSON line for each step. Standard library
+only.
 """
 
 import json
@@ -31,12 +32,13 @@ def query(psql, port, known):
 
 def main():
     out, seconds, psql, port = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3], sys.argv[4]
+    awaited = [Path(name) for name in sys.argv[5:]]
     signals = []
     signal.signal(signal.SIGHUP, lambda *_: signals.append(time.time()))
     known, heard = credentials(), 0
     trained = json.loads(out.read_text().splitlines()[-1])["trained"] if out.exists() else 0.0
     print(f"training as {known['username']} from {trained:.0f} s on, by the password {known['password']}", flush=True)
-    while trained < seconds:
+    while trained < seconds or not all(file.exists() for file in awaited):
         begun = time.monotonic()
         if len(signals) > heard:
             known, heard = credentials(), len(signals)

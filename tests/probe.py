@@ -5,7 +5,8 @@
     --bind             listen on the replica's own address, as the first action
     --wait-peers       connect to every other address of the cluster before going on
     --wait-file FILE   go on when FILE exists
-    --patience S       seconds that the two above, and the connection of --until-lost, may take (default: 60)
+    --patience S       seconds that the two above, and the connection of --until-lost, may take (default: 60; for a file
+                       3600: a test that is late makes it late, too)
     --until-lost ROLE  connect to ROLE's first address, and go on when that connection breaks
     --print MODE       tqdm | badutf8 | loud | lines:N | traceback | text:TEXT | env:NAME | files:DIR
     --spawn-child      start a child that ignores TERM and lives on in a session of its own
@@ -150,7 +151,8 @@ def answers(address):
 
 def lose(address, patience):
     wait_for(address, lambda: answers(address), patience)
-    with socket.create_connection(split_address(address)) as connection, contextlib.suppress(OSError):
+    # What answered a moment ago may be gone: that is a loss, too.
+    with contextlib.suppress(OSError), socket.create_connection(split_address(address)) as connection:
         connection.recv(1)
     print("probe: lost connection", flush=True)
 
@@ -268,7 +270,7 @@ def main():
     config = json.loads(os.environ.get("TF_CONFIG") or "{}")
     cluster, (role, index) = config.get("cluster", {}), who(config)
     own = cluster[role][index] if role in cluster else None
-    patience = float(flags.get("patience", ["60"])[-1])
+    patience, file_patience = (float(flags.get("patience", [default])[-1]) for default in ("60", "3600"))
     server = listen(own) if "bind" in flags and own else None
     obey_term(flags.get("on-term", [""])[-1])
     record = Record(flags.get("out", [os.environ.get("PROBE_OUT")])[-1], role, index)
@@ -280,7 +282,7 @@ def main():
         for address in (address for group in cluster.values() for address in group if address != own):
             wait_for(address, lambda address=address: answers(address), patience)
     for file in flags.get("wait-file", []):
-        wait_for(file, lambda file=file: Path(file).exists(), patience)
+        wait_for(file, lambda file=file: Path(file).exists(), file_patience)
     eaten = b"x" * (int(flags.get("eat-memory", [0])[-1]) << 20)
     record.write(ready=True)
     for lost in flags.get("until-lost", []):

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import psutil
-from harness import AirflowUnderTest, RunUnderTest
+from harness import AirflowUnderTest, RunUnderTest, files_below
 
 from tf_operator.errors import ApiError
 
@@ -92,8 +92,8 @@ class Search:
         """All of Airflow's, the jobs' and the project's; all shared memory; what others may read of temporary files."""
         yield from self._airflow.files()
         for folder in ("configs", "dags"):
-            yield from (self._airflow.project / folder).rglob("*")
-        yield from SHARED_MEMORY.rglob("*")
+            yield from files_below(self._airflow.project / folder)
+        yield from files_below(SHARED_MEMORY)
         yield from (path for path in Path(tempfile.gettempdir()).glob("*") if self._is_open_and_new(path))
 
     def _is_open_and_new(self, path: Path) -> bool:

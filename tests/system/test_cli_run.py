@@ -18,10 +18,11 @@ def write(path: Path, name: str, job: dict[str, object]) -> Path:
     return path
 
 
+@pytest.mark.timeout(900)
 def test_a_file_from_elsewhere_becomes_a_dag_and_is_followed(airflow: AirflowUnderTest, tmp_path: Path) -> None:
     job = probe_job(tmp_path / "out", params={"note": {"type": "string", "default": "none"}})
     file = write(tmp_path / "brought.yaml", "brought", job)
-    ended = airflow.tf_operator("run", str(file), "--param", "note=3")
+    ended = airflow.tf_operator("run", str(file), "--param", "note=3", timeout=300)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert re.search(r"chief-0|chief +running", ended.stdout), ended.stdout
     assert ended.stdout.rstrip().endswith("brought: success")
@@ -36,7 +37,7 @@ def test_a_file_from_elsewhere_becomes_a_dag_and_is_followed(airflow: AirflowUnd
         "brought",
         job | {"replicas": {"worker": {"replicas": 1, "command": probe("--exit", "3")}}, "retries": 0},
     )
-    ended = airflow.tf_operator("run", str(published))
+    ended = airflow.tf_operator("run", str(published), timeout=300)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     last = ended.stdout.rstrip().splitlines()[-1]
     assert last.startswith("brought: failed: ") and "worker-0" in last and "3" in last

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,24 +47,25 @@ def slots(run: RunUnderTest) -> int:
 
 def test_active_deadline_and_stall_timeout(airflow: AirflowUnderTest, tmp_path: Path) -> None:
     airflow.write_job("too-long", job(tmp_path / "a", active_deadline="10s"), wait=False)
-    airflow.write_job("stalls", job(tmp_path / "b", stall_timeout="5s", backoff_limit=1))
+    airflow.write_job("stalls", job(tmp_path / "b", stall_timeout="15s", backoff_limit=1))
     airflow.wait_dag("too-long", airflow.project / "configs" / "jobs" / "too-long.yaml")
     stalls = airflow.trigger("stalls")
-    stalls.wait_running("chief-0", deadline=120)
+    wait_for(lambda: starts(tmp_path / "b", "chief-0"), 120, lambda: f"the chief to run: {stalls.states()}")
     too_long = airflow.trigger("too-long")
 
     too_long.wait("failed", deadline=150)
     why = too_long.log("result")
-    assert "active_deadline: the job ran for 1" in why and "allowed are 10 s" in why
+    ran = re.search(r"active_deadline: the job ran for (\d+) s", why)
+    assert ran and int(ran[1]) >= 10 and "allowed are 10 s" in why, why
     assert not slots(too_long)
 
     stalls.wait("failed", deadline=150)
     assert (
-        "chief-0 gave no sign of life for 5 s (run_policy.stall_timeout);"
+        "chief-0 gave no sign of life for 15 s (run_policy.stall_timeout);"
         " the job was started again 1 times, backoff_limit is 1 (run_policy.backoff_limit)"
     ) in stalls.log("result")
     assert [len(starts(tmp_path / "b", name)) for name in ("chief-0", "worker-0")] == [2, 2], "together, in place"
-    assert stalls.task("chief-0").try_number == 1
+    assert stalls.failures("chief-0", "worker-0") == {"chief-0": 0, "worker-0": 0}
     assert_let_go(stalls)
 
 
@@ -100,20 +102,21 @@ def room_for_two_tasks(airflow: AirflowUnderTest) -> Iterator[None]:
         hog.mark("failed")
 
 
+@pytest.mark.timeout(600)
 def test_after_a_start_timeout_all_is_let_go_and_asked_for_again(airflow: AirflowUnderTest, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
-    patient = job(tmp_path / "out", workers=2, start_timeout="20s", backoff_limit=2)
+    patient = job(tmp_path / "out", workers=2, start_timeout="40s", backoff_limit=2) | {"retry_delay": "20s"}
     patient["replicas"]["chief"]["command"] = probe("--out", str(tmp_path / "out"), "--bind", "--wait-file", str(stop))
     airflow.write_job("patient", patient)
     with room_for_two_tasks(airflow):
         run = airflow.trigger("patient")
-        run.wait_task("cluster", "up_for_reschedule", deadline=150)
+        run.wait_task("cluster", "up_for_reschedule", deadline=240)
         assert not slots(run), "no GPU is held while it stays away"
         first = run.xcom("cluster", "cluster")
         assert not airflow.programs()
         places = ("running", "queued")
         wait_for(lambda: not {task.state for task in run.tasks()} & {*places}, 10, "no place of the executor either")
-        assert first["reason"].startswith("start_timeout: not ready within 20 s: ")
+        assert first["reason"].startswith("start_timeout: not ready within 40 s: ")
         assert "(scheduled)" in first["reason"] and "asked for again in" in first["reason"]
     for name in ("chief-0", "worker-0", "worker-1"):
         run.wait_running(name, deadline=120)
@@ -121,8 +124,10 @@ def test_after_a_start_timeout_all_is_let_go_and_asked_for_again(airflow: Airflo
     stop.touch()
     run.wait("success", deadline=60)
     assert run.xcom("result")["attempt"] == run.cluster()["attempt"]
-    names = ("cluster", "chief-0", "worker-0", "worker-1")
-    assert {name: run.task(name).try_number for name in names} == dict.fromkeys(names, 1), "no try is spent"
+    assert run.task("cluster").try_number == 1
+    for name in ("chief-0", "worker-0", "worker-1"):
+        spent = [log for log in run.try_logs(name) if "adopted the program" not in log]
+        assert len(spent) == 1, "no try is spent but for a watcher that was lost"
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ import re
 from itertools import combinations
 
 import pytest
-from harness import AirflowUnderTest, RunUnderTest
+from harness import AirflowUnderTest, RunUnderTest, wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
@@ -40,16 +40,17 @@ def test_the_main_job(airflow: AirflowUnderTest) -> None:
         assert a[0] < b[1] and b[0] < a[1], f"{one} and {other} did not overlap"
     assert run.cluster()["spec"].keys() == {"chief", "worker", "ps"}
     assert run.task("cluster").raw["pool_slots"] == 2
-    assert airflow.held_slots("gpu") == {}
+    assert (run.dag_id, run.run_id) not in airflow.held_slots("gpu")
 
 
 def _is_replica(task_id: str) -> bool:
     return task_id.rpartition(".")[2] in ("chief", "worker", "ps")
 
 
+@pytest.mark.timeout(900)
 def test_a_worker_and_then_a_ps_killed(airflow: AirflowUnderTest) -> None:
     name = airflow.copy_job("digits_ps.yaml", name="digits-heals", schedule=None)
-    run = airflow.trigger(name, epochs=14, step_delay=0.05)
+    run = airflow.trigger(name, epochs=20, step_delay=0.05)
     for replica in REPLICAS:
         run.wait_running(replica, deadline=120)
     _wait_for_steps(run, 1)
@@ -58,28 +59,26 @@ def test_a_worker_and_then_a_ps_killed(airflow: AirflowUnderTest) -> None:
     worker, chief = run.kill("worker-1"), run.pid("chief-0")
     run.wait_running("worker-1", not_pid=worker, deadline=90)
     assert run.pid("chief-0") == chief, "the chief's process goes on"
-    assert run.task("worker-1").try_number == 2
+    assert run.failures("worker-1") == {"worker-1": 1}
     assert run.cluster()["spec"] == before, "the same address"
 
     ps = run.kill("ps-0")
     run.wait_running("ps-0", not_pid=ps, deadline=90)
     run.wait_running("chief-0", not_pid=chief, deadline=90)
-    assert run.task("chief-0").try_number == 1, "inside its own try"
-    assert run.task("worker-0").try_number == 1
-    run.wait("success", deadline=240)
+    others = ("chief-0", "worker-0")
+    assert run.failures(*others) == dict.fromkeys(others, 0), "the loss of a ps costs them no retry of theirs"
+    run.wait("success", deadline=300)
 
-    log = run.log("chief-0")
-    assert len(restored(log)) == 1, "resumed from its checkpoint"
+    log = run.logs("chief-0")
+    assert len(set(restored(log))) == 1, "resumed from its checkpoint"
     printed = log[: log.index("restored step")]
-    assert restored(log)[0] >= max(s for s in steps(printed)) - 100, "not lost beyond the last checkpoint"
+    assert restored(log)[0] >= max(steps(printed), default=0) - 100, "not lost beyond the last checkpoint"
     assert run.xcom("result")["metrics"]["accuracy"] > 0.9
     assert run.xcom("result")["generation"] == 2
 
 
 def _wait_for_steps(run: RunUnderTest, least: int) -> None:
-    from harness import wait_for
-
-    wait_for(lambda: max(steps(run.log("chief-0")), default=0) >= least, 120, "the first steps", every=1.0)
+    wait_for(lambda: max(steps(run.logs("chief-0")), default=0) >= least, 120, "the first steps", every=1.0)
 
 
 def test_local_comes_out_the_same(airflow: AirflowUnderTest) -> None:

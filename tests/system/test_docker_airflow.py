@@ -33,27 +33,27 @@ def test_the_digits_job_heals_from_the_loss_of_worker_ps_and_chief(
     run = airflow.trigger(name, epochs=10, step_delay=0.05)
     for replica in REPLICAS:
         run.wait_running(replica, deadline=150)
-    wait_for(lambda: re.search(r"epoch \S+ step \d+", run.log("chief-0")), 150, "the first steps", every=1.0)
+    wait_for(lambda: re.search(r"epoch \S+ step \d+", run.logs("chief-0")), 150, "the first steps", every=1.0)
     spec = run.cluster()["spec"]
     assert spec == {"chief": ["chief-0:2222"], "worker": ["worker-0:2222", "worker-1:2222"], "ps": ["ps-0:2222"]}
 
     worker, chief, untouched = run.kill("worker-1"), run.pid("chief-0"), run.pid("worker-0")
     run.wait_running("worker-1", not_pid=worker, deadline=90)
     assert run.pid("chief-0") == chief, "the chief goes on"
-    assert run.task("worker-1").try_number == 2
+    assert run.failures("worker-1") == {"worker-1": 1}
 
     ps = run.kill("ps-0")
     run.wait_running("ps-0", not_pid=ps, deadline=90)
     run.wait_running("chief-0", not_pid=chief, deadline=90)
-    assert run.task("chief-0").try_number == 1, "inside its own try"
-    wait_for(lambda: "restored step" in run.log("chief-0"), 120, "the checkpoint", every=1.0)
+    assert run.failures("chief-0") == {"chief-0": 0}, "no retry of its own"
+    wait_for(lambda: "restored step" in run.logs("chief-0"), 120, "the checkpoint", every=1.0)
 
     chief = run.kill("chief-0")
     run.wait_running("chief-0", not_pid=chief, deadline=90)
-    assert run.task("chief-0").try_number == 2
+    assert run.failures("chief-0") == {"chief-0": 1}
     assert run.pid("worker-0") == untouched, "never started again"
     run.wait("success", deadline=240)
-    assert "restored step" in run.log("chief-0")
+    assert run.logs("chief-0").count("restored step") >= 2, "each of its two later starts did"
     result = run.xcom("result")
     assert result["metrics"]["accuracy"] > 0.9 and result["generation"] == 2
     assert run.cluster()["spec"] == spec, "the same addresses all along"
@@ -63,9 +63,7 @@ def test_the_digits_job_heals_from_the_loss_of_worker_ps_and_chief(
 def long_job(out: Path, stop: Path) -> dict[str, Any]:
     """As long as there is no file `stop`."""
     job = probe_job(out)
-    job["replicas"]["chief"]["command"] = probe(
-        "--out", str(out), "--bind", "--patience", "300", "--wait-file", str(stop)
-    )
+    job["replicas"]["chief"]["command"] = probe("--out", str(out), "--bind", "--wait-file", str(stop))
     return in_containers(job, out)
 
 
@@ -88,9 +86,8 @@ def test_c27_lost_watchers_are_replaced_and_their_containers_adopted(
         os.kill(run.watcher("worker-0").pid, signal.SIGKILL)
         os.kill(run.watcher("worker-1").ppid(), signal.SIGKILL)
         for name in ("worker-0", "worker-1"):
-            wait_for(lambda name=name: run.task(name).try_number == 2 and run.task(name).state == "running", 90, "it")
             said = f"adopted the program of {name}"
-            wait_for(lambda name=name, said=said: said in run.log(name), 30, said)
+            wait_for(lambda name=name, said=said: said in run.logs(name), 150, said)
         assert {name: run.pid(name) for name in REPLICAS} == pids
         stop.touch()
         run.wait("success", deadline=90)
@@ -134,7 +131,7 @@ def test_c28_a_replica_a_person_ended_leaves_nothing_and_the_run_can_be_cleared(
     api.start(stranger)
     run.clear()
     said = f"the name {taken} is taken by container {stranger[:12]}"
-    wait_for(lambda: run.find("worker-1") and said in run.log("worker-1"), 60, said)
+    wait_for(lambda: run.find("worker-1") and said in run.logs("worker-1"), 60, said)
     assert api.inspect_container(stranger)["State"]["Running"]
     api.remove_container(stranger, force=True)
     run.wait_running("worker-1", deadline=90)

@@ -80,7 +80,7 @@ def test_c09_names_that_look_alike_do_not_meet_and_every_host_resolves(
         job = {
             "program": {"command": [*command, "--sleep", "ever"]},
             "replicas": {
-                "chief": {"command": [*command, "--patience", "300", "--wait-file", str(stop)]},
+                "chief": {"command": [*command, "--wait-file", str(stop)]},
                 "worker": {"replicas": 2},
                 "ps": {},
             },
@@ -185,7 +185,8 @@ def test_c35_an_image_is_pulled_or_told_absent_or_waited_for(
         assert not starts(tmp_path / "b", "chief-0")
     (run,) = begin(airflow, {"docker-later": with_image(tmp_path / "c", later)}).values()
     run.wait_task("plan", "up_for_retry")
-    assert f"{later}: the registry cannot be reached now" in run.log("plan", 1)
+    said = f"{later}: the registry cannot be reached now"
+    wait_for(lambda: said in run.logs("plan"), 30, said)
     with registry(engine):
         run.wait("success", deadline=90)
     assert run.task("plan").try_number > 1

@@ -50,7 +50,9 @@ def test_c54_a_fixed_model_dir_is_one_runs_at_a_time(airflow: AirflowUnderTest, 
     second.wait("failed", deadline=60)
     assert first.run_id in second.log("plan") and "models/of-all-runs" in second.log("plan")
     first.mark("failed")
-    wait_for(lambda: not airflow.programs(), 30, "the holder's program to end")
+    wait_for(lambda: not airflow.programs(), 60, "the holder's program to end")
+    # The folder is its own for as long as it runs, and its teardowns run after its program.
+    first.wait("failed")
     stop.touch()
     third = airflow.trigger("fixed-dir")
     third.wait("success", deadline=60)

@@ -33,7 +33,7 @@ def test_two_runs_with_a_pool_for_one(airflow: AirflowUnderTest, tmp_path: Path)
         first.wait_running("chief-0")
         second = airflow.trigger("gang")
         second.wait_task("admission", "deferred")
-        wait_for(lambda: f"held by gang/{first.run_id}/train (3 slots)" in second.log("admission"), 30, "it says who")
+        wait_for(lambda: f"held by gang/{first.run_id}/train (3 slots)" in second.log("admission"), 90, "it says who")
         log = second.log("admission")
         assert "waiting for 3 slots of pool gpu" in log
         assert second.find("chief-0").state is None  # type: ignore[union-attr]
@@ -108,7 +108,9 @@ def test_c11_two_runs_at_once_share_no_port(airflow: AirflowUnderTest, tmp_path:
     specs = [run.cluster()["spec"] for run in runs]
     addresses = [{a for role in spec.values() for a in role} for spec in specs]
     assert not addresses[0] & addresses[1]
-    assert all(task.try_number == 1 for run in runs for task in run.tasks())
+    for run in runs:
+        assert run.failures("chief-0", "worker-0") == {"chief-0": 0, "worker-0": 0}, "nobody found its port taken"
+        assert all(len(starts(tmp_path / run.run_id, name)) == 1 for name in ("chief-0", "worker-0"))
 
 
 def test_a_job_that_needs_a_gpu_is_not_starved_by_its_own_retry(airflow: AirflowUnderTest, tmp_path: Path) -> None:
@@ -122,7 +124,7 @@ def test_a_job_that_needs_a_gpu_is_not_starved_by_its_own_retry(airflow: Airflow
     waiter.wait_task("admission", "deferred")
     with airflow.sample_slots("gpu", every=0.2) as samples:
         killed = holder.kill("worker-1")
-        holder.wait_running("worker-1", not_pid=killed, deadline=30)
+        holder.wait_running("worker-1", not_pid=killed, deadline=90)
     assert samples and all(held == {("holder", holder.run_id): 3} for held in samples), "nobody gets in between"
     assert waiter.find("worker-0") is None or waiter.find("worker-0").state is None  # type: ignore[union-attr]
     stop.touch()
@@ -171,7 +173,7 @@ def test_a_large_job_is_not_overtaken_for_ever(airflow: AirflowUnderTest, tmp_pa
     large.wait_task("cluster", "scheduled")
     quick = airflow.trigger("quick")
     quick.wait_running("worker-0")
-    wait_for(lambda: "jobs that come now go after it" in large.log("admission"), 60, "the large job to go first")
+    wait_for(lambda: "jobs that come now go after it" in large.log("admission"), 120, "the large job to go first")
     told = airflow.tf_operator("gpus").stdout
     assert "4 more free slots, all 4 at once; goes first" in told
     later = airflow.trigger("later")
@@ -201,7 +203,7 @@ def test_parts_of_one_device_are_slots_of_the_pool(airflow: AirflowUnderTest, tm
     try:
         airflow.api.set_pool("quarters", 16, describe("", 4))
         job = probe_job(tmp_path, scheduling={"pool": "quarters"})
-        job["program"] = {"command": probe("--out", str(tmp_path), "--sleep", "2")}
+        job["program"] = {"command": probe("--out", str(tmp_path), "--sleep", "10")}
         job["replicas"] = {"worker": {"replicas": 3, "gpus": 0.25}, "ps": {}}
         job["strategy"] = "none"
         airflow.write_job("quarters", job)
@@ -218,11 +220,14 @@ def test_parts_of_one_device_are_slots_of_the_pool(airflow: AirflowUnderTest, tm
 
 def test_a_pool_that_does_not_fit_the_hardware_is_one_line(airflow: AirflowUnderTest) -> None:
     airflow.api.set_pool("gpu", 2, airflow.api.pools()["gpu"].description, include_deferred=False)
-    checked = airflow.tf_operator("pools", "--check")
-    assert checked.returncode == 1
-    assert "pool gpu: has 2 slots, wanted 4 (4 GPUs on this host x slots_per_gpu 1);" in checked.stdout
-    assert "include_deferred" in checked.stdout and len(checked.stdout.strip().splitlines()) == 1
-    assert airflow.tf_operator("pools").returncode == 0
+    try:
+        checked = airflow.tf_operator("pools", "--check")
+        assert checked.returncode == 1
+        assert "pool gpu: has 2 slots, wanted 4 (4 GPUs on this host x slots_per_gpu 1);" in checked.stdout
+        assert "include_deferred" in checked.stdout and len(checked.stdout.strip().splitlines()) == 1
+    finally:
+        repaired = airflow.tf_operator("pools")
+    assert repaired.returncode == 0, repaired.stderr
     pool = airflow.api.pools()["gpu"]
     assert (pool.slots, pool.include_deferred) == (4, True)
 

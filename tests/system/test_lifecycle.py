@@ -21,14 +21,15 @@ def test_c17_a_ps_never_exits_by_itself(airflow: AirflowUnderTest, tmp_path: Pat
     }
     airflow.write_job("chief-decides", job)
     run = airflow.trigger("chief-decides")
-    run.wait_running("chief-0")
-    run.wait("success", deadline=60)
+    wait_for(lambda: starts(tmp_path, "chief-0"), 120, lambda: f"the chief to run: {run.states()}")
+    run.wait("success", deadline=120)
     states = run.states()
     assert set(states.values()) == {"success"}, states
-    assert all(task.try_number == 1 for task in run.tasks())
-    assert "the job succeeded: chief-0 ended with exit code 0" in run.log("ps-1")
+    for name in ("chief-0", "worker-0", "worker-1", "ps-0", "ps-1", "evaluator-0"):
+        assert run.failures(name) == {name: 0} and len(starts(tmp_path, name)) == 1
+    assert "the job succeeded: chief-0 ended with exit code 0" in run.logs("ps-1")
     assert not airflow.programs()
-    assert airflow.held_slots("default_pool") == {}
+    assert (run.dag_id, run.run_id) not in airflow.held_slots("default_pool")
     specs = {
         str(starts(tmp_path, name)[0]["tf_config"]).partition('"task"')[0] for name in ("chief-0", "worker-1", "ps-1")
     }
@@ -46,10 +47,13 @@ def test_c20_a_chief_that_fails_for_good_ends_the_others_as_skipped(airflow: Air
     states = run.states()
     assert states["chief"] == "failed" and states["result"] == "failed", states
     assert {state for name, state in states.items() if name.startswith(("worker", "ps"))} == {"skipped"}, states
-    assert "stopped because the job failed: chief-0" in run.log("ps-0")
+    assert "stopped because the job failed: chief-0" in run.logs("ps-0")
     why = run.log("result")
     assert "chief-0 failed: exit code 1" in why and "no data" in why
-    assert all(task.try_number <= 1 for task in run.tasks())
+    assert len(starts(tmp_path, "chief-0")) == 1
+    others = ("worker-0", "worker-1", "ps-0")
+    assert run.failures(*others) == dict.fromkeys(others, 0)
+    assert all(len(starts(tmp_path, name)) <= 1 for name in others)
     assert not airflow.programs()
 
 
@@ -60,11 +64,11 @@ def test_c20_with_a_retry_the_chief_comes_back_beside_the_living(airflow: Airflo
     airflow.write_job("chief-back", job)
     run = airflow.trigger("chief-back")
     run.wait("success", deadline=90)
-    assert run.task("chief-0").try_number == 2
+    assert run.failures("chief-0") == {"chief-0": 1}
     assert len(starts(tmp_path, "chief-0")) == 2
     for name in ("worker-0", "worker-1", "ps-0"):
         assert len(starts(tmp_path, name)) == 1, f"{name} was left alone"
-        assert run.task(name).try_number == 1
+        assert run.failures(name) == {name: 0}
     first, second = (start["tf_config"] for start in starts(tmp_path, "chief-0"))
     assert first == second, "the same address"
 
@@ -74,7 +78,7 @@ def test_c21_the_first_failure_is_the_cause_and_logs_stay(airflow: AirflowUnderT
     out = ("--out", str(tmp_path))
     job = probe_job(tmp_path, retries=1, strategy="between_graph")
     chief = probe(*out, "--print", "text:chief begins", "--sleep", "ever", "--on-term", "slow:1")
-    ps = probe(*out, "--bind", "--sleep", "3", "--print", "traceback", "--exit", "1")
+    ps = probe(*out, "--bind", "--sleep", "15", "--print", "traceback", "--exit", "1")
     job["replicas"] = {
         "chief": {"command": chief},
         "worker": {"replicas": 2, "command": probe(*out, "--until-lost", "ps", "--exit", "1")},
@@ -82,22 +86,19 @@ def test_c21_the_first_failure_is_the_cause_and_logs_stay(airflow: AirflowUnderT
     }
     airflow.write_job("ps-crash", job)
     run = airflow.trigger("ps-crash")
-    run.wait("failed", deadline=120)
+    run.wait("failed", deadline=180)
     why = run.log("result")
     assert "ps-0 failed: exit code 1; started 2 times, retries is 1; last lines: " in why
     assert "ValueError: loss is nan; drawn down by it: worker-0, worker-1" in why
     assert run.states()["ps-0"] == "failed"
-    assert {name: run.task(name).try_number for name in ("worker-0", "worker-1", "ps-0")} == {
-        "worker-0": 1,
-        "worker-1": 1,
-        "ps-0": 2,
-    }
-    assert run.log("worker-0").count("lost connection") == 2, "both of its programs, in one try"
-    assert "probe: saved" in run.log("chief-0"), "also what it printed after our TERM"
-    for number in (1, 2):
-        log = run.log("ps-0", number)
-        assert all(f"line {line}, in step_{line}" in log for line in range(8)), f"try {number} has a log of its own"
-        assert log.count("ValueError: loss is nan") >= 1
+    workers = ("worker-0", "worker-1")
+    assert run.failures(*workers) == dict.fromkeys(workers, 0), "no retry of theirs was spent"
+    assert [len(starts(tmp_path, name)) for name in (*workers, "ps-0")] == [2, 2, 2]
+    assert run.logs("worker-0").count("lost connection") >= 2, "both of its programs"
+    assert "probe: saved" in run.logs("chief-0"), "also what it printed after our TERM"
+    told = [log for log in run.try_logs("ps-0") if "ValueError: loss is nan" in log]
+    assert len(told) >= 2, "each start has a log of its own"
+    assert all(f"line {line}, in step_{line}" in log for log in told for line in range(8))
 
 
 def test_a_retry_of_one_ps_costs_the_others_none_of_theirs(airflow: AirflowUnderTest, tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def test_a_retry_of_one_ps_costs_the_others_none_of_theirs(airflow: AirflowUnder
     worker, chief = run.kill("worker-1"), run.pid("chief-0")
     run.wait_running("worker-1", not_pid=worker)
     assert run.pid("chief-0") == chief, "a lost worker leaves the chief alone"
-    assert run.task("worker-1").try_number == 2
+    assert run.failures("worker-1") == {"worker-1": 1}
 
     ps = run.kill("ps-0")
     run.wait_running("ps-0", not_pid=ps)
@@ -119,9 +120,8 @@ def test_a_retry_of_one_ps_costs_the_others_none_of_theirs(airflow: AirflowUnder
     assert run.cluster()["generation"] == 2
     stop.touch()
     run.wait("success", deadline=60)
-    tries = {name: run.task(name).try_number for name in ("chief-0", "worker-0", "worker-1", "ps-0")}
-    assert tries == {"chief-0": 1, "worker-0": 1, "worker-1": 2, "ps-0": 2}, "a ps costs the others none of theirs"
-    assert {name: run.member(name)["failures"] for name in tries} == {n: t - 1 for n, t in tries.items()}
+    spent = run.failures("chief-0", "worker-0", "worker-1", "ps-0")
+    assert spent == {"chief-0": 0, "worker-0": 0, "worker-1": 1, "ps-0": 1}, "a ps costs the others none of theirs"
     assert [len(starts(tmp_path, n)) for n in ("chief-0", "worker-0", "worker-1", "ps-0")] == [2, 1, 2, 2]
     configs = {start["tf_config"] for start in starts(tmp_path, "ps-0")}
     assert len(configs) == 1, "the same address"
@@ -166,7 +166,7 @@ def test_all_workers_end_at_different_times_and_the_evaluator_has_its_tail(
             for name in ("quick", "slow")
         ],
         "ps": {},
-        "evaluator": {"command": probe(*out, "--wait-file", str(tmp_path / "evaluator.stop"), "--sleep", "6")},
+        "evaluator": {"command": probe(*out, "--wait-file", str(tmp_path / "evaluator.stop"), "--sleep", "20")},
     }
     airflow.write_job("all-workers", job)
     run = airflow.trigger("all-workers")
@@ -174,12 +174,13 @@ def test_all_workers_end_at_different_times_and_the_evaluator_has_its_tail(
         wait_for(lambda name=ended: (found := starts(tmp_path, name)) and found[0]["stopped"], 60, f"{ended} to end")
         assert run.state == "running"
         (tmp_path / f"{then}.stop").touch()
-    run.wait("success", deadline=60)
+    run.wait("success", deadline=120)
     ends = [starts(tmp_path, name)[0]["stopped"] for name in ("chief-0", "worker-0", "worker-1", "evaluator-0")]
     assert ends == sorted(ends), "the evaluator ended by itself, after the job"
     assert "chief-0, worker-0, worker-1 ended with exit code 0" in run.log("result")
-    assert "the evaluator has 60 s more" in run.log("evaluator-0")
-    assert {task.try_number for task in run.tasks()} == {1}
+    assert "the evaluator has 60 s more" in run.logs("evaluator-0")
+    for name in ("chief-0", "worker-0", "worker-1", "evaluator-0", "ps-0"):
+        assert run.failures(name) == {name: 0} and len(starts(tmp_path, name)) == 1
     assert starts(tmp_path, "ps-0")[0]["stopped"] is None, "the ps was stopped by us"
 
 

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.airflow, pytest.mark.tensorflow, pytest.mark.timeout(9
 @pytest.fixture(scope="module")
 def driven(request: pytest.FixtureRequest, session_airflow: AirflowUnderTest) -> Iterator[Driven]:
     """Runs the chosen rows ahead of their tests, AT_ONCE at a time; calling it waits for one row's end."""
+    session_airflow.revive()
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
     rows = [item.callspec.params["row"] for item in items if "driven" in item.fixturenames]
     write_jobs(session_airflow, {row.form for row in rows})

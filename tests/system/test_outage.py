@@ -32,7 +32,7 @@ def test_two_minutes_without_the_api_server_cost_nothing(patient_airflow: Airflo
     airflow, out = patient_airflow, tmp_path / "out"
     job = probe_job(out, run_policy={"termination_grace": "5s", "orphan_timeout": "15m"})
     stop = tmp_path / "stop"
-    chief = probe("--out", str(out), "--bind", "--wait-file", str(stop), "--patience", "900")
+    chief = probe("--out", str(out), "--bind", "--wait-file", str(stop))
     job["replicas"]["chief"]["command"] = chief
     airflow.write_job("outage", job)
     run = airflow.trigger("outage")

@@ -46,8 +46,9 @@ def seen(run: RunUnderTest, out: Path) -> tuple[int, set[str], int, int]:
     return len(records), epochs, configs.pop(), run.task("cluster").raw["pool_slots"]
 
 
+@pytest.mark.timeout(900)
 def test_c51_schedule_trigger_and_backfill(airflow: AirflowUnderTest, tmp_path: Path) -> None:
-    airflow.write_job("params", params_job(tmp_path))
+    file = airflow.write_job("params", params_job(tmp_path))
 
     scheduled = wait_for(
         lambda: next((r for r in airflow.api.runs("params") if r.run_id.startswith("scheduled")), None),
@@ -82,6 +83,7 @@ def test_c51_schedule_trigger_and_backfill(airflow: AirflowUnderTest, tmp_path: 
         assert seen(run, tmp_path) == (3, {"--epochs=7"}, 3, 3)
         model_dirs.add(run.xcom("result")["model_dir"])
     assert len(model_dirs) == 3
+    file.unlink()  # at midnight it would start a run in another test's time
 
 
 @pytest.mark.parametrize("conf", [{"workers": "3"}, {"workers": 9}, {"epochs": 0}])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import sys
 from pathlib import Path
 
 import pytest
-from harness import AirflowUnderTest
+from harness import AirflowUnderTest, wait_for
 from probe_jobs import probe, probe_job, starts
 
 from tf_operator.services.openbao import DevOpenBao
@@ -43,11 +44,11 @@ def test_c50_what_is_seen_of_a_program_that_prints_its_secrets(airflow: AirflowU
     airflow.write_job("case-50", job)
     run = airflow.trigger("case-50")
     run.wait("success", deadline=90)
-    log = run.log("chief-0", 1)
+    log = run.logs("chief-0")
     stars = ["***", "before *** after", "***", "***", "***", "***"]
     for text in ("printed: a", *(f"printed: {text}" for text in stars), *NORMAL):
         assert text in log
-    assert log.count("printed: ***") == 6
+    assert log.count("printed: ***") >= 6
     assert "secret/training/case-50#short" in log
     assert "not masked in output" in log
     for text in (values["password"], *str(values["pem"]).split("\n"), "u-long-name"):
@@ -59,14 +60,17 @@ def test_c44_a_sealed_vault_is_left_to_airflows_retry_and_nothing_starts_without
 ) -> None:
     with DevOpenBao(tmp_path / "openbao", project=airflow.project) as vault:
         vault.client().secrets.kv.v2.create_or_update_secret("training/one", {"key": "a-value"}, mount_point="secret")
-        airflow.cli("connections", "add", "case_44", "--conn-uri", vault.airflow_connection_uri())
+        host, _, port = vault.addr.removeprefix("http://").partition(":")
+        login = {"conn_type": "vault", "host": host, "port": int(port), "password": vault.training_token()}
+        extra = json.dumps({"auth_type": "token", "use_tls": False})
+        airflow.api.request("POST", "connections", body={"connection_id": "case_44", "extra": extra} | login)
         vault.client().sys.seal()
         job = probe_job(tmp_path, secrets=[{"vault": "secret/training/one#key", "env": "KEY", "connection": "case_44"}])
         job["replicas"] = {"chief": {"command": probe("--out", str(tmp_path))}}
         airflow.write_job("case-44", job)
         run = airflow.trigger("case-44")
         run.wait_task("plan", "up_for_retry", deadline=90)
-        assert "is sealed; unseal it" in run.log("plan", 1)
+        wait_for(lambda: "is sealed; unseal it" in run.logs("plan"), 30, "the log of the try that ended")
         assert not starts(tmp_path, "chief-0")
         vault.client().sys.submit_unseal_key(vault.unseal_key)
         run.wait("success", deadline=120)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from harness import ROOT, make_project, wait_for
 
-pytestmark = pytest.mark.airflow
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
 
 
 def _hears_ctrl_c() -> None:
@@ -80,18 +80,17 @@ def processes_of(project: Path) -> list[psutil.Process]:
 
 @pytest.mark.tensorflow
 @pytest.mark.vault
-@pytest.mark.timeout(400)
 def test_demo_after_ctrl_c_in_the_middle(project: Path) -> None:
     interrupted = Launcher(project, "demo")
-    interrupted.wait_for_text(r"worker-1 +running", 120)
-    wait_for(lambda: _programs(project), 30, "a program to live")
+    interrupted.wait_for_text(r"worker-1 +running", 240)
+    wait_for(lambda: _programs(project), 60, "a program to live")
     interrupted.ctrl_c()
-    assert interrupted.process.wait(60) == 130, interrupted.text
+    assert interrupted.process.wait(120) == 130, interrupted.text
     assert processes_of(project) == []
     assert "interrupted; everything was ended" in interrupted.text
 
     again = Launcher(project, "demo")
-    assert again.process.wait(240) == 0, again.text
+    assert again.process.wait(480) == 0, again.text
     assert processes_of(project) == []
     accuracy = re.search(r"accuracy +([\d.]+)", again.text)
     assert accuracy, again.text
@@ -102,27 +101,39 @@ def test_demo_after_ctrl_c_in_the_middle(project: Path) -> None:
 @pytest.mark.vault
 def test_a_killed_launcher_leaves_nothing_and_the_next_one_starts(project: Path) -> None:
     killed = Launcher(project, "airflow")
-    wait_for(lambda: any("scheduler" in " ".join(_cmdline(p)) for p in processes_of(project)), 60, "a scheduler")
+    wait_for(lambda: any("scheduler" in " ".join(_cmdline(p)) for p in processes_of(project)), 120, "a scheduler")
     killed.process.kill()
-    killed.process.wait(10)
+    killed.process.wait(20)
 
     # At once: it waits for what the killed one started to be gone, two schedulers on one database would be worse.
     following = Launcher(project, "airflow")
-    following.wait_for_text(r"Airflow: http://127.0.0.1:\d+", 120)
-    assert len([p for p in processes_of(project) if _cmdline(p)[-1:] == ["dag-processor"]]) == 1
+    following.wait_for_text(r"Airflow: http://127.0.0.1:\d+", 240)
+    assert len(_dag_processors(project)) == 1
 
     second = Launcher(project, "demo")
-    assert second.process.wait(30) == 1
+    assert second.process.wait(60) == 1
     assert f"process {following.process.pid} runs an Airflow in it already" in second.text
 
     # `make` and a closed terminal send other signals than Ctrl-C.
     following.process.send_signal(signal.SIGTERM)
-    assert following.process.wait(60) == 0, following.text
+    assert following.process.wait(120) == 0, following.text
     assert processes_of(project) == []
 
 
 def _programs(project: Path) -> list[psutil.Process]:
     return [p for p in processes_of(project) if "digits.train_ps" in _cmdline(p)]
+
+
+def _dag_processors(project: Path) -> list[psutil.Process]:
+    """Without the children that parse for one: forked, they have its command line."""
+    named = {p.pid: p for p in processes_of(project) if _cmdline(p)[-1:] == ["dag-processor"]}
+    return [p for p in named.values() if _parent(p) not in named]
+
+
+def _parent(process: psutil.Process) -> int | None:
+    with suppress(psutil.Error):
+        return process.ppid()
+    return None
 
 
 def _cmdline(process: psutil.Process) -> list[str]:

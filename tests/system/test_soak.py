@@ -32,7 +32,7 @@ def assert_clean(report: Report, faults: int) -> None:
     assert report.samples and report.doubles == [] and report.leftovers == [] and report.slots_held == 0
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(900)
 def test_a_short_soak(airflow: AirflowUnderTest, tmp_path: Path) -> None:
     assert_clean(soak(airflow, tmp_path, runs=3, faults=8), 8)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -19,9 +20,7 @@ REPLICAS = ("chief-0", "worker-0", "worker-1", "ps-0")
 
 def long_job(out: Path, stop: Path) -> dict[str, object]:
     job = probe_job(out)
-    job["replicas"]["chief"]["command"] = probe(
-        "--out", str(out), "--bind", "--wait-file", str(stop), "--patience", "300"
-    )
+    job["replicas"]["chief"]["command"] = probe("--out", str(out), "--bind", "--wait-file", str(stop))
     return job
 
 
@@ -32,6 +31,12 @@ def running(airflow: AirflowUnderTest, name: str, out: Path, stop: Path) -> RunU
     for replica in REPLICAS:
         run.wait_running(replica)
     return run
+
+
+def lives(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def assert_each_ran_once(run: RunUnderTest, out: Path) -> None:
@@ -48,8 +53,8 @@ def test_c27_a_lost_watcher_is_replaced_and_its_program_adopted(
     run = running(airflow, f"adopt-{victim}", tmp_path, stop)
     pid, process = run.pid("worker-1"), run.watcher("worker-1")
     os.kill(process.pid if victim == "task" else process.ppid(), signal.SIGKILL)
-    wait_for(lambda: run.task("worker-1").try_number == 2 and run.task("worker-1").state == "running", 90, "the retry")
-    wait_for(lambda: "adopted the program of worker-1" in run.log("worker-1"), 30, "the adoption")
+    wait_for(lambda: (task := run.task("worker-1")).try_number > 1 and task.state == "running", 150, "the retry")
+    wait_for(lambda: "adopted the program of worker-1" in run.logs("worker-1"), 60, "the adoption")
     assert psutil.pid_exists(pid) and run.pid("worker-1") == pid
     stop.touch()
     run.wait("success", deadline=90)
@@ -78,7 +83,7 @@ def test_c27_a_killed_scheduler_runs_nothing_twice(airflow: AirflowUnderTest, tm
     airflow.airflow.stop_component("scheduler")
     time.sleep(away)
     airflow.airflow.start_component("scheduler")
-    wait_for(lambda: all(run.task(name).state == "running" for name in REPLICAS), 120, lambda: f"all: {run.states()}")
+    wait_for(lambda: all(run.task(name).state == "running" for name in REPLICAS), 180, lambda: f"all: {run.states()}")
     assert {name: run.pid(name) for name in REPLICAS} == pids
     stop.touch()
     run.wait("success", deadline=120)
@@ -92,7 +97,7 @@ def test_a_killed_api_server_costs_nothing(airflow: AirflowUnderTest, tmp_path: 
     os.kill(airflow.pid("api-server"), signal.SIGKILL)
     airflow.airflow.stop_component("api-server")
     stop.touch()
-    wait_for(lambda: not psutil.pid_exists(pids["chief-0"]), 30, "the chief to end while nobody can be told")
+    wait_for(lambda: not psutil.pid_exists(pids["chief-0"]), 90, "the chief to end while nobody can be told")
     assert all(psutil.pid_exists(pids[name]) for name in REPLICAS[1:])
     airflow.airflow.start_component("api-server")
     run.wait("success", deadline=120)
@@ -109,9 +114,9 @@ def test_trap_6_a_program_gets_its_grace_though_airflow_gives_its_task_5_s(
     run = airflow.trigger("grace")
     for name in REPLICAS:
         run.wait_running(name)
-    pid = run.pid("worker-1")
-    run.mark_task("worker-1", "failed")
+    program = psutil.Process(run.pid("worker-1"))
     marked = time.monotonic()
-    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 40, "its end")
+    run.mark_task("worker-1", "failed")
+    wait_for(lambda: not lives(program), 60, "its end")
     assert time.monotonic() - marked > 7, "it ended by itself, in its own time"
     run.wait("failed", deadline=60)
