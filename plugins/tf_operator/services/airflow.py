@@ -258,7 +258,7 @@ class Airflow:
             self.api.close()
 
 
-def fail_unfinished(api: AirflowApi, patience: float = 8.0) -> None:
+def fail_unfinished(api: AirflowApi, patience: float = 15.0) -> None:
     """Mark every unfinished run failed, and give their tasks `patience` seconds to end by themselves.
 
     A scheduler ended under running tasks would start them again at its next start.
