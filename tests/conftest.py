@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,18 @@ for name in [key for key in os.environ if key.startswith(("AIRFLOW", "VAULT_", "
 os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="tf_operator_tests_airflow_")
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """The base image is made once, before a test's time begins: debootstrap takes minutes on a busy machine."""
+    if item.get_closest_marker("docker") or item.get_closest_marker("swarm"):
+        from docker_engine import base_image
+
+        # Whoever needs it says what is wrong.
+        with contextlib.suppress(Exception):
+            base_image()
+    return (yield)
 
 
 @pytest.fixture(scope="session")

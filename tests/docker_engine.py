@@ -240,7 +240,11 @@ def base_image() -> Path:
     CACHE.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="tfbase-") as folder:
         root = Path(folder, "root")
-        run("debootstrap", "--variant=minbase", "--include=python3", SUITE, str(root), timeout=900)
+        try:
+            run("debootstrap", "--variant=minbase", "--include=python3", SUITE, str(root), timeout=900)
+        finally:
+            # Where it was broken off its mount stays, and the folder could not be removed.
+            subprocess.run(["umount", str(root / "proc")], capture_output=True, check=False)
         (root / "usr/bin/python").symlink_to("python3")
         draft = CACHE.with_suffix(f".{os.getpid()}")
         with tarfile.open(draft, "w") as tar:

@@ -164,7 +164,7 @@ class LocalRun:
 
     def _kill(self) -> None:
         for replica, host in list(self._hosts.items()):
-            with contextlib.suppress(TfOperatorError):
+            with contextlib.suppress(TfOperatorError, OSError):
                 if handle := host.runner.find(self.identity(replica)):
                     host.runner.stop(handle, 0.0)
 

@@ -51,7 +51,14 @@ def _watch(job: RenderedJob, cluster: Cluster, timers: Timers, facts: Facts) -> 
         if m.status is Status.EXITED and (key := end_key(r, m))
     }
     missing = {str(r): timers.missing.get(str(r), facts.now) for r in job.replicas if _is_missing(r, cluster, facts)}
-    return Timers(ends=ends, missing=missing)
+    programs = {
+        key: timers.programs.get(key, facts.now)
+        for r, m in facts.members.items()
+        if m.generation and (key := end_key(r, m))
+    }
+    back = [str(r) for r, m in facts.members.items() if m.incarnation > cluster.members.get(str(r), m.incarnation)]
+    gone = {**timers.gone, **dict.fromkeys((*cluster.lost, *back), facts.now)}
+    return Timers(ends=ends, missing=missing, programs=programs, gone=gone)
 
 
 def _is_missing(replica: ReplicaId, cluster: Cluster, facts: Facts) -> bool:

@@ -48,6 +48,17 @@ class Timers:
 
     ends: Mapping[EndKey, float] = field(default_factory=dict)
     missing: Mapping[str, float] = field(default_factory=dict)
+    programs: Mapping[EndKey, float] = field(default_factory=dict)
+    gone: Mapping[str, float] = field(default_factory=dict)
+    """When a replica was last known to be lost."""
+
+    def lived_through(self, replica: ReplicaId, member: Member, within: float) -> set[str]:
+        """Replicas that were lost while this program lived, at most `within` seconds before its end was seen."""
+        key = end_key(replica, member)
+        begun, end = self.programs.get(key), self.ends.get(key)
+        if begun is None or end is None:
+            return set()
+        return {name for name, at in self.gone.items() if begun < at and end - at <= within}
 
     def end_seen(self, replica: ReplicaId, member: Member) -> float:
         """When the end that `member` reports was first seen."""

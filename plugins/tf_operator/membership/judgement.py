@@ -26,6 +26,8 @@ JUDGE_WINDOW = {"parameter_server": 8.0, "multi_worker_mirrored": 20.0}
 """Seconds to wait, after a program that a lost peer draws down ended non-zero, for that peer's loss to show."""
 SHORT_WINDOW = 6.0
 """The same where a lost peer only might have drawn it down. A message may be a database's lock (5 s) late."""
+LATE = 30.0
+"""Seconds within which a program notices that a peer was lost; by then the peer may be back."""
 
 _FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
 
@@ -37,7 +39,7 @@ def judge_ends(job: RenderedJob, cluster: Cluster, timers: Timers, facts: Facts)
         member = facts.members[replica]
         if cluster.told_to_start(replica, member) and not member.final:
             cluster = _note_consequence(cluster, replica)
-        elif drawer := _lost_drawer(job, cluster, replica, member):
+        elif drawer := _lost_drawer(job, cluster, timers, replica, member):
             cluster = _note_consequence(cluster, replica)
             cluster = start_again(job, cluster, [replica], f"{replica} was drawn down by the loss of {drawer}")
         elif _is_own_fault(job, timers, facts, replica, open_ends):
@@ -78,11 +80,13 @@ def _own_doing(member: Member) -> bool:
     return bool(member.final or never_ran or end.oom_limit or end.stopped or end.signal in _FROM_OUTSIDE)
 
 
-def _lost_drawer(job: RenderedJob, cluster: Cluster, replica: ReplicaId, member: Member) -> ReplicaId | None:
-    """A peer that is known to be lost and may have taken this program along, though the table does not say so."""
+def _lost_drawer(
+    job: RenderedJob, cluster: Cluster, timers: Timers, replica: ReplicaId, member: Member
+) -> ReplicaId | None:
+    """A peer that is, or just was, lost and may have taken this program along, though the table does not say so."""
     if _own_doing(member):
         return None
-    lost = map(ReplicaId.parse, cluster.lost)
+    lost = map(ReplicaId.parse, (*cluster.lost, *sorted(timers.lived_through(replica, member, LATE))))
     return next((one for one in lost if may_draw(job.strategy, one, replica, job.replicas)), None)
 
 

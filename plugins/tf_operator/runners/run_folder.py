@@ -92,7 +92,9 @@ class RunFolder:
 
     def request_stop(self, start: int, grace: float, **more: Any) -> None:
         """Ask the keeper to stop a start. `more`: what a runner without a keeper remembers of it."""
-        _write_reserved(self._stop(start), json.dumps({"grace": grace, **more}))
+        # Removed by another thread in this moment: there is nothing to stop any more.
+        with contextlib.suppress(FileNotFoundError):
+            _write_reserved(self._stop(start), json.dumps({"grace": grace, **more}))
 
     def touch_watched(self) -> None:
         """Leave a sign that a watcher looked."""
@@ -107,6 +109,8 @@ class RunFolder:
 
     def forget(self, keep_output: bool) -> None:
         """Remove the files, and the folder once it is empty."""
+        # First of all: a record without its end is a program that lives.
+        self.drop_record()
         for file in self._files():
             if not (keep_output and file.name.startswith("output.")):
                 file.unlink(missing_ok=True)

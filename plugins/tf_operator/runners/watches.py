@@ -20,7 +20,8 @@ class Watches:
         with contextlib.suppress(FileNotFoundError):
             folder.touch_watched()
             if folder.key not in self._held:
-                descriptor = locks.acquire(folder.watched, shared=True)
+                # Whoever asks if it is watched holds it for a moment.
+                descriptor = locks.acquire(folder.watched, shared=True, wait=0.5)
                 if descriptor is not None:
                     self._held[folder.key] = descriptor
 

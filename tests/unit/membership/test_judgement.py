@@ -256,6 +256,37 @@ def test_a_window_ends_with_what_was_read_after_it() -> None:
     assert world.cluster.verdict_on(ReplicaId("worker", 1), world.at("worker-1")) is None
 
 
+@pytest.mark.parametrize("strategy", ["between_graph", "in_graph", "parameter_server"])
+def test_who_notices_a_loss_late_is_no_less_drawn_down(strategy: str) -> None:
+    """The ps is back, and taken in, before the worker's connection has broken for good."""
+    world = World(make_job(strategy=strategy))
+    world.end("ps-0", KILLED)
+    world.settle()
+    world.come_back("ps-0")
+    world.settle()
+    world.end("worker-0", FAILED)
+    world.settle()
+    assert world.cluster.cause and world.cluster.cause["replica"] == "ps-0"
+    assert world.own_faults[ReplicaId("worker", 0)] == 0 and world.is_running()
+    world.end("worker-0", FAILED)
+    world.step()
+    world.step(6)
+    assert world.cluster.cause["replica"] == "worker-0", "its new program has seen no loss"
+
+
+def test_a_fault_long_after_a_loss_is_an_own_one() -> None:
+    world = World(make_job(strategy="between_graph"))
+    world.end("ps-0", KILLED)
+    world.settle()
+    world.come_back("ps-0")
+    world.settle()
+    world.step(31)
+    world.end("worker-0", FAILED)
+    world.step()
+    world.step(6)
+    assert world.cluster.cause and world.cluster.cause["replica"] == "worker-0"
+
+
 def test_who_decides_on_an_end() -> None:
     world = World(make_job(**WITH_CHIEF))
     assert world.owner.decisive(world.members) == set()
