@@ -11,6 +11,8 @@ from pathlib import Path
 from tf_operator import locks
 from tf_operator.errors import InUseError, PreflightError
 
+_TOPS = ("/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/opt", "/proc", "/root", "/run", "/sbin", "/srv", "/sys")
+SYSTEM = frozenset(map(Path, ("/", "/tmp", "/usr", "/var", *_TOPS)))
 PATIENCE = 30.0
 """Seconds to wait while another run asks whether the last owner is over."""
 
@@ -21,6 +23,10 @@ def claim(model_dir: str, owner: dict[str, str], is_over: Callable[[dict[str, st
     Raises PreflightError if it is not writable, InUseError if another run that has not ended holds it. No clock is
     compared: a holder that was killed is over as soon as Airflow says so.
     """
+    if fault := _unfit(Path(model_dir)):
+        raise PreflightError(
+            f"model_dir = {model_dir}: {fault}; give it a folder of its own, such as models/{{{{ run_id }}}}"
+        )
     folder = Path(model_dir) / ".tf_operator"
     try:
         (folder / "results").mkdir(parents=True, exist_ok=True)
@@ -34,6 +40,16 @@ def claim(model_dir: str, owner: dict[str, str], is_over: Callable[[dict[str, st
             os.close(guard)
     except OSError as error:
         raise PreflightError(f"model_dir = {model_dir}: cannot be written: {error.strerror or error}") from error
+
+
+def _unfit(folder: Path) -> str | None:
+    """A program may write all over its model_dir, and a container's gets what root has in it."""
+    folder = folder.resolve()
+    if folder in SYSTEM or str(folder) == os.environ.get("HOME"):
+        return "is a folder of the system, or a user's home"
+    if (folder / "dags").is_dir() or (folder / "configs" / "jobs").is_dir():
+        return "is a project, with DAGs or job files in it"
+    return None
 
 
 def _take(path: Path, model_dir: str, owner: dict[str, str], is_over: Callable[[dict[str, str]], bool]) -> None:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tf_operator.errors import PreflightError
 
-_MARK = re.compile(r"tf_operator slots_per_gpu=(\d+)")
+_MARK = re.compile(r"\s*\[?tf_operator slots_per_gpu=(\d+)\]?\s*$")
 
 
 class _PoolConfig(BaseModel):
@@ -62,8 +62,8 @@ def configured_slots_per_gpu(path: Path, pool: str | None) -> int:
 
 
 def describe(text: str, per_gpu: int) -> str:
-    """The description `slots_per_gpu` reads back."""
-    return f"{text.strip()} [tf_operator slots_per_gpu={per_gpu}]".strip()
+    """The description `slots_per_gpu` reads back. A text copied from Airflow has a mark already."""
+    return f"{_MARK.sub('', text).strip()} [tf_operator slots_per_gpu={per_gpu}]".strip()
 
 
 def wanted_pools(path: Path, count_gpus: Callable[[], int]) -> list[WantedPool]:

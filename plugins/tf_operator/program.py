@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,13 +48,34 @@ def result_path(model_dir: str | Path, attempt: str, replica: ReplicaId) -> Path
     return Path(model_dir) / ".tf_operator" / "results" / f"{attempt}-{replica}.json"
 
 
+RESULT_LIMIT = 1 << 20
+"""Bytes of a result: it is kept with the run, in Airflow's database."""
+
+
 def read_result(path: Path) -> Any:
-    """What the program wrote there; None if it wrote nothing. JobError if that is no JSON."""
+    """What the program wrote there, NaN and infinities as null; None if it wrote nothing.
+
+    JobError if that is no JSON, too much, or no plain file: what a link of the program's leads to is not its own.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        place = path.parent.resolve() / path.name
+        if place.parent != path.parents[2].resolve() / ".tf_operator" / "results":
+            raise JobError(
+                f"TF_OPERATOR_RESULT = {path}: leads to {place.parent}; the program must not make links there"
+            )
+        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise JobError(f"TF_OPERATOR_RESULT = {path}: is no plain file; the program must write one")
+            text = file.read(RESULT_LIMIT + 1)
+        if len(text) > RESULT_LIMIT:
+            raise JobError(
+                f"TF_OPERATOR_RESULT = {path}: more than {RESULT_LIMIT} bytes; put large things into model_dir"
+            )
+        return json.loads(text, parse_constant=lambda _: None)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise JobError(f"TF_OPERATOR_RESULT = {path}: the program wrote something that is not JSON: {error}") from None
 
 

@@ -325,10 +325,15 @@ def _most_tasks(job: TensorFlowJob) -> int:
     """`max_active_tasks` must never hold back a part of a gang: room for the most replicas the params allow."""
     most = 0
     for outline in job.groups:
-        schema: Mapping[str, Any] = job.param_specs[outline.count_param].schema if outline.count_param else {}
-        count = outline.count if outline.count is not None else int(schema.get("maximum", 64))
+        count = outline.count if outline.count is not None else _most(job.param_specs[outline.count_param or ""])
         most += count
     return max(16, most + GANG_EXTRA_TASKS)
+
+
+def _most(spec: ParamSpec) -> int:
+    """The most a count may be in a run. Where there is no maximum, a default beyond what is usual tells."""
+    usual = max(64, spec.default) if isinstance(spec.default, int) else 64
+    return int(spec.schema.get("maximum", usual))
 
 
 def broken_dag(name: str, text: str) -> DAG:

@@ -46,7 +46,7 @@ def test_a_laptop_without_devices_runs_the_job_and_says_so() -> None:
 def test_a_setting_that_cannot_be_used_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__TF_OPERATOR__PORT_RANGE", "20000")
     with pytest.raises(PreflightError, match=r"\[tf_operator\] port_range = 20000: must be"):
-        local_machine.check(make_job())
+        local_machine.check(make_job(), 1)
 
 
 def test_model_dir_is_one_living_runs(tmp_path: Path) -> None:

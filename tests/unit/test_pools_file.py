@@ -30,6 +30,13 @@ def test_gpus_are_counted_only_for_auto(tmp_path: Path) -> None:
     assert wanted_pools(write(tmp_path, "pools: {fleet: {slots: 64}}"), count)[0].slots == 64
 
 
+def test_a_description_that_was_copied_from_airflow_has_one_mark(tmp_path: Path) -> None:
+    text = "pools: {gpu: {slots_per_gpu: 4, slots: 16, description: 'ours [tf_operator slots_per_gpu=1]'}}"
+    (gpu,) = wanted_pools(write(tmp_path, text), lambda: 0)
+    assert gpu.description == "ours [tf_operator slots_per_gpu=4]"
+    assert slots_per_gpu("tf_operator slots_per_gpu=1 was the old one [tf_operator slots_per_gpu=4]") == 4
+
+
 @pytest.mark.parametrize(("description", "per_gpu"), [(None, 1), ("", 1), ("by hand", 1), (describe("x", 4), 4)])
 def test_the_description_tells_the_slots_of_one_gpu(description: str | None, per_gpu: int) -> None:
     assert slots_per_gpu(description) == per_gpu

@@ -230,6 +230,16 @@ def test_a_damaged_owner_is_said(tmp_path: Path) -> None:
         claim(str(tmp_path), SECOND, lambda _other: True)
 
 
+@pytest.mark.parametrize("folder", ["/", "/etc", "/usr/../tmp", "project", "project/models/.."])
+def test_a_model_dir_is_no_folder_of_others(tmp_path: Path, folder: str) -> None:
+    """What root has in it would become a container's user's."""
+    (tmp_path / "project" / "configs" / "jobs").mkdir(parents=True)
+    (tmp_path / "project" / "models").mkdir()
+    with pytest.raises(PreflightError, match=r"is a (folder of the system|project).*models/\{\{ run_id \}\}"):
+        claim(str(tmp_path / folder), FIRST, lambda _other: True)
+    assert not (tmp_path / "project" / ".tf_operator").exists()
+
+
 def test_a_model_dir_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PreflightError, match="model_dir = .*file/model: cannot be written"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,38 @@ def test_results(tmp_path: Path) -> None:
     assert read_result(path) == {"accuracy": 0.9}
     path.write_text("accuracy: 0.9")
     with pytest.raises(JobError, match="not JSON"):
+        read_result(path)
+
+
+def test_a_result_that_airflow_could_not_keep(tmp_path: Path) -> None:
+    path = result_path(tmp_path, "a1", identity_of("chief-0").replica)
+    path.parent.mkdir(parents=True)
+    path.write_text('{"loss": NaN, "best": -Infinity}')
+    assert read_result(path) == {"loss": None, "best": None}
+    for text, told in (("[" * 100_000, "not JSON"), (f'"{"x" * 2**20}"', "more than 1048576 bytes")):
+        path.write_text(text)
+        with pytest.raises(JobError, match=told):
+            read_result(path)
+
+
+def test_a_result_is_the_programs_own_file(tmp_path: Path) -> None:
+    """Who reads it may read more than the program may."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    path = result_path(tmp_path / "model", "a1", identity_of("chief-0").replica)
+    (hidden / path.name).write_text('{"key": "hidden"}')
+    path.parent.mkdir(parents=True)
+    path.symlink_to(hidden / path.name)
+    with pytest.raises(JobError):
+        read_result(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(JobError, match="no plain file"):
+        read_result(path)
+    path.unlink()
+    path.parent.rmdir()
+    path.parent.symlink_to(hidden)
+    with pytest.raises(JobError, match="make no links there|must not make links"):
         read_result(path)
 
 

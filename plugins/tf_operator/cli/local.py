@@ -42,10 +42,10 @@ def local(
     project = settings.project_dir(file.absolute().parent)
     run_id = new_run_id()
     job = local_machine.render(job_file, run_id, project, read_params(param or [], job_file.param_specs))
-    local_machine.check(job)
     screen = Screen(job.replicas)
     pool = evaluate(job_file.gang(), job.params).pool
     per_gpu = configured_slots_per_gpu(project / "configs" / "pools.yaml", pool)
+    local_machine.check(job, per_gpu)
     job = local_machine.with_devices(job, gpus, per_gpu, screen.say)
     with local_machine.claimed(job, run_id), local_machine.readable_secrets(job, project, screen.say):
         screen.say(f"job {job.name}, run {run_id}: {len(job.replicas)} replicas, model_dir {job.model_dir}")

@@ -30,12 +30,12 @@ def render(job: TensorFlowJob, run_id: str, project: Path, params: dict[str, obj
     return job.render(context, project_dir=project, params=params)
 
 
-def check(job: RenderedJob) -> None:
+def check(job: RenderedJob, slots_per_gpu: int) -> None:
     """PreflightError with everything that this machine lacks, one line each."""
     preflight.check_settings()
     # The deadline for programs whose watcher is gone is a local run's own, whatever the job says for Airflow.
     policy = job.run_policy.model_copy(update={"orphan_timeout": float("inf")})
-    preflight.check(job.model_copy(update={"run_policy": policy}), preflight.Limits())
+    preflight.check(job.model_copy(update={"run_policy": policy}), preflight.Limits(slots_per_gpu=slots_per_gpu))
 
 
 # -- devices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import threading
 from collections.abc import Mapping
@@ -24,6 +25,9 @@ class Screen:
     """Lines from any thread; on a terminal a table of the replicas stays below them, elsewhere changes are lines."""
 
     def __init__(self, replicas: list[ReplicaId], console: Console | None = None) -> None:
+        # A progress bar's signs are no reason to end a training on a terminal that cannot show them.
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")
         self._console = console or Console(highlight=False, soft_wrap=True, markup=False)
         self._replicas = replicas
         self._colours = {r: COLOURS[number % len(COLOURS)] for number, r in enumerate(replicas)}

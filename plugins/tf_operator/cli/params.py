@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ def read_params(pairs: Sequence[str], specs: Mapping[str, ParamSpec]) -> dict[st
 
 def _json_or_text(text: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
         return text
+    # NaN and infinities are no JSON, though Python reads them: Airflow could not keep them.
+    return text if isinstance(value, float) and not math.isfinite(value) else value

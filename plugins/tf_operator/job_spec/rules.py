@@ -68,6 +68,9 @@ class Rule:
         return value
 
 
+MOST = 2**31 - 1
+
+
 def whole(at_least: int, at_most: int | None = None) -> Callable[[Any], object]:
     """A rule: an integer of at least this, or one of the two given; no bool."""
     allowed = f"a whole number, {at_least} or more" if at_most is None else f"{at_least} or {at_most}"
@@ -77,6 +80,8 @@ def whole(at_least: int, at_most: int | None = None) -> Callable[[Any], object]:
             raise ValueError(f"must be {allowed}; write it as a plain number")
         if value < at_least or (at_most is not None and value > at_most):
             raise ValueError(f"must be {allowed}; change it")
+        if value > MOST:
+            raise ValueError(f"must be at most {MOST}: databases keep no more; change it")
 
     return check
 

@@ -39,7 +39,7 @@ class AirflowApi:
             self._http = httpx.Client(base_url=self.base_url, timeout=timeout, trust_env=outside)
         except (ValueError, httpx.InvalidURL) as error:
             raise ApiError(f"Airflow's API at {base_url}: is no URL ({error}); see AIRFLOW__API__BASE_URL") from None
-        self._token = token or os.environ.get("TF_OPERATOR_API_TOKEN")
+        self._token = self._given = token or os.environ.get("TF_OPERATOR_API_TOKEN")
 
     def close(self) -> None:
         """Close the connections."""
@@ -74,7 +74,8 @@ class AirflowApi:
         try:
             response = self._http.request(method, path, json=body, params=params, headers=headers)
             if response.status_code == httpx.codes.UNAUTHORIZED and self._log_in():
-                return self._send(method, path, body, query)
+                headers["Authorization"] = f"Bearer {self._token}"
+                response = self._http.request(method, path, json=body, params=params, headers=headers)
         except httpx.HTTPError as error:
             raise ApiError(
                 f"Airflow's API at {self.base_url} does not answer: {error or type(error).__name__}"
@@ -85,7 +86,8 @@ class AirflowApi:
 
     def _log_in(self) -> bool:
         user, password = os.environ.get("TF_OPERATOR_API_USER"), os.environ.get("TF_OPERATOR_API_PASSWORD")
-        if self._token or not user:
+        # A token that was given is not ours to replace; one of a login ends while a long run is followed.
+        if self._given or not user:
             return False
         answer = self._http.post("/auth/token", json={"username": user, "password": password})
         self._token = answer.json().get("access_token") if answer.is_success else None

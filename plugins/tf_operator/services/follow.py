@@ -104,7 +104,8 @@ def follow(
             run, tasks = api.run(dag_id, run_id), api.tasks(dag_id, run_id)
             last_answer = time.monotonic()
         except ApiError as error:
-            if error.status or time.monotonic() - last_answer > OUTAGE_SECONDS:
+            away = error.status in (0, 429) or error.status >= 500
+            if not away or time.monotonic() - last_answer > OUTAGE_SECONDS:
                 raise
         else:
             show.update(run, tasks)

@@ -171,6 +171,8 @@ def test_max_active_tasks_has_room_for_the_largest_gang() -> None:
     assert as_dag(job(), project_dir=HERE).max_active_tasks >= 1 + 8 + 2
     many = job(params={}, replicas={"worker": {"replicas": 40}})
     assert as_dag(many, project_dir=HERE).max_active_tasks >= 40
+    usual = job(params={"workers": 100})
+    assert as_dag(usual, project_dir=HERE).max_active_tasks >= 100, "the count of every run that says nothing else"
 
 
 def test_notifiers_belong_to_result_alone() -> None:

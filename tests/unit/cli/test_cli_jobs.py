@@ -115,6 +115,8 @@ def test_plan_without_gpus_is_in_the_default_pool(cli: Cli, job_path: Path) -> N
             "workers=two",
             "params.workers = \"two\": the value does not fit the schema: 'two' is not of type 'integer'; ",
         ),
+        ("workers=NaN", 'params.workers = "NaN": the value does not fit the schema: '),
+        ("workers=1e999", 'params.workers = "1e999": the value does not fit the schema: '),
         ("worker=3", "params.worker = 3: is not declared; did you mean workers?"),
         ("workers", "--param workers: must be name=value; write --param workers=3"),
         ("=3", "--param =3: must be name=value; write --param workers=3"),

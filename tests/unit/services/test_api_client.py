@@ -53,6 +53,29 @@ def test_a_name_of_ones_own_that_is_taken_is_an_error(server: Server) -> None:
         AirflowApi(server.url).trigger("mine", run_id="chosen")
 
 
+def test_a_login_that_ended_is_made_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("USER", "PASSWORD"):
+        monkeypatch.setenv(f"TF_OPERATOR_API_{name}", "me")
+    ended = (401, {"detail": "Signature has expired"})
+    for number in (1, 2):
+        server.answers += [ended, (200, {"access_token": f"t{number}"}), FINE]
+    api = AirflowApi(server.url)
+    api.unpause("mine")
+    api.unpause("mine")
+    server.answers += [ended, (200, {"access_token": "t3"}), ended]
+    with pytest.raises(ApiError, match="Signature has expired"):
+        api.unpause("mine")
+    assert server.asked.count("/auth/token") == 3
+
+
+def test_a_token_that_was_given_is_not_replaced(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_OPERATOR_API_USER", "me")
+    server.answers += [(401, {"detail": "no"})]
+    with pytest.raises(ApiError, match="no"):
+        AirflowApi(server.url, token="mine").unpause("mine")
+    assert len(server.asked) == 1
+
+
 RUN = {"dag_id": "mine", "state": "running"}
 POOL = {
     "slots": 1,
