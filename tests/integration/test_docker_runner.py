@@ -258,7 +258,9 @@ def test_output_is_there_while_the_program_runs_and_after_the_follower_is_lost(k
 
 
 def test_a_process_that_was_killed_while_it_followed_loses_and_doubles_nothing(kit: DockerKit, tmp_path: Path) -> None:
-    script = f"i=0; while [ ! -e {tmp_path}/go-on ]; do echo line $i; i=$((i+1)); done"
+    # In bursts: a program that does nothing but print is minutes ahead of its follower on a busy machine.
+    burst = "while echo line $i; i=$((i+1)); [ $((i%100)) != 0 ]; do :; done"
+    script = f"i=0; while [ ! -e {tmp_path}/go-on ]; do {burst}; sleep .01; done"
     follow = CALLER + (
         "import time\nhandle = runner.find(launch.identity)\n"
         "while True: runner.poll(handle), runner.output(handle, 0); time.sleep(.01)\n"
@@ -269,7 +271,7 @@ def test_a_process_that_was_killed_while_it_followed_loses_and_doubles_nothing(k
     child.stdin.write(pickle.dumps((kit.recipe, launch)))
     child.stdin.close()
     spool = kit.state_dir / "docker" / "runs" / launch.identity.key / "output.1.log"
-    until(lambda: spool.exists() and spool.stat().st_size > 200_000, "some output", 30)
+    until(lambda: spool.exists() and spool.stat().st_size > 100_000, "some output", 60)
     child.send_signal(signal.SIGKILL)
     child.wait()
     handle = kit.runner.find(launch.identity)
