@@ -85,7 +85,8 @@ def test_c59_replicas_whose_clocks_differ_by_minutes_are_left_alone(bench: Local
     out, err = first.communicate(timeout=60)
     assert (first.returncode, err) == (0, "")
     chief = [line.removeprefix("[chief-0] ") for line in out.splitlines() if line.startswith("[chief-0] ")]
-    assert abs(float(chief[0].removeprefix("clock ")) - time.time() + TEN_MINUTES) < 60, "and so is the chief's"
+    # It was told when the training began.
+    assert abs(float(chief[0].removeprefix("clock ")) - time.time() + TEN_MINUTES) < 300, "and so is the chief's"
     assert len(chief) > 40
     assert chief[1:] == [f"step {number}" for number in range(1, len(chief))], "once, in their order"
     assert len(bench.starts("worker-0")) == 1
