@@ -108,6 +108,9 @@ class DockerEngine:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(30)
         self._kill_rest()
+        if self.process:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
         self._close()
         self._unmount()
         subprocess.run(["ip", "netns", "del", self.namespace], check=False, capture_output=True)
@@ -324,7 +327,10 @@ class OtherMachine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        subprocess.run(["ip", "netns", "del", self._namespace], check=False, capture_output=True)
+        # The kernel takes a namespace apart later on, and its cable with it: the next one has the same addresses.
+        cable = ["ip", "-n", self._engine.namespace, "link", "del", f"h{self._namespace[4:]}"]
+        for command in (cable, ["ip", "netns", "del", self._namespace]):
+            subprocess.run(command, check=False, capture_output=True)
 
     def runs(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a process on it."""
@@ -339,4 +345,4 @@ class OtherMachine:
 
 def forward_policy(engine: DockerEngine, policy: str) -> None:
     """DROP is what an engine sets that turned forwarding on itself; ACCEPT is left where it was on before."""
-    run("nsenter", f"--net=/run/netns/{engine.namespace}", "iptables", "-P", "FORWARD", policy)
+    run("nsenter", f"--net=/run/netns/{engine.namespace}", "iptables", "-w", "10", "-P", "FORWARD", policy)

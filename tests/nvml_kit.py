@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -34,5 +35,9 @@ def record(tmp_path: Path, *gpus: dict[str, Any], **more: Any) -> dict[str, str]
 def use(patch: pytest.MonkeyPatch, tmp_path: Path, *gpus: dict[str, Any], **more: Any) -> None:
     """This process finds this driver."""
     patch.setenv("NVML_RECORDING", record(tmp_path, *gpus, **more)["NVML_RECORDING"])
-    patch.syspath_prepend(str(STANDINS))
-    patch.delitem(sys.modules, "pynvml", raising=False)
+    # Loaded from its file and put there by the patch, so that it goes with it, and each test has one of its own.
+    spec = importlib.util.spec_from_file_location("pynvml", STANDINS / "pynvml.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    patch.setitem(sys.modules, "pynvml", module)

@@ -120,7 +120,7 @@ def test_progress_bars_and_broken_utf8_arrive_as_printed(kit: ProcessKit) -> Non
 
 def test_loud_output_is_complete_before_the_end_is_told(kit: ProcessKit) -> None:
     handle = kit.start("--print", "loud")
-    assert kit.wait(handle).code == 0
+    assert kit.wait(handle, 60).code == 0
     data, offset = kit.runner.output(handle, 0, 20_000_000)
     assert len(data) == offset == 100_000 * 100
     assert kit.runner.output(handle, offset) == (b"", offset)
@@ -146,7 +146,7 @@ def test_stop_kills_after_the_grace_and_says_so(kit: ProcessKit, tmp_path: Path)
     began = time.monotonic()
     kit.runner.stop(handle, 0.5)
     end = kit.wait(handle)
-    assert 0.5 <= time.monotonic() - began < 5
+    assert 0.5 <= time.monotonic() - began < 9
     assert (end.code, end.signal, end.stopped) == (137, "SIGKILL", True)
     assert "0.5 s" in str(end.reason)
 
@@ -159,7 +159,7 @@ def test_a_second_stop_can_only_shorten_the_grace(kit: ProcessKit, tmp_path: Pat
     found.append(kit.runner.find(handle.identity))
     assert [each and each.stopping for each in found] == [False, True], "who comes next does not go on with it"
     kit.runner.stop(handle, 0.2)
-    assert kit.wait(handle, 5).signal == "SIGKILL"
+    assert kit.wait(handle, 15).signal == "SIGKILL"
 
 
 def test_the_grace_can_be_used_to_save(kit: ProcessKit, tmp_path: Path) -> None:
@@ -187,17 +187,17 @@ def test_stopping_what_has_ended_changes_nothing(kit: ProcessKit) -> None:
 
 
 def test_no_watcher_for_too_long_ends_the_program(kit: ProcessKit, tmp_path: Path) -> None:
-    handle = kit.start("--out", str(tmp_path), "--sleep", "long", orphan_timeout=1.0)
+    handle = kit.start("--out", str(tmp_path), "--sleep", "long", orphan_timeout=3.0)
     pid = kit.record(tmp_path)["pid"]
     until(lambda: not lives(pid), "the deadline")
     end = kit.wait(handle)
     assert end.stopped
-    assert "no watcher for 1 s" in str(end.reason)
+    assert "no watcher for 3 s" in str(end.reason)
 
 
 def test_polling_holds_the_deadline_off(kit: ProcessKit, tmp_path: Path) -> None:
-    handle = kit.start("--out", str(tmp_path), "--sleep", "long", orphan_timeout=1.0)
-    deadline = time.monotonic() + 3.0
+    handle = kit.start("--out", str(tmp_path), "--sleep", "long", orphan_timeout=3.0)
+    deadline = time.monotonic() + 9.0
     while time.monotonic() < deadline:
         assert kit.runner.poll(handle) is None
         time.sleep(0.1)

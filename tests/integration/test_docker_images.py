@@ -125,7 +125,8 @@ def test_a_dead_engine_and_a_forbidden_one_are_told_apart(tmp_path: Path, docker
 def as_somebody_else(act: Callable[[], object]) -> str:
     """What error an act gives another user."""
     receive, send = os.pipe()
-    if os.fork() == 0:
+    pid = os.fork()
+    if pid == 0:
         try:
             os.setgroups([])
             os.setresgid(12345, 12345, 12345)
@@ -138,7 +139,7 @@ def as_somebody_else(act: Callable[[], object]) -> str:
     os.close(send)
     with os.fdopen(receive) as answer:
         text = answer.read()
-    os.wait()
+    os.waitpid(pid, 0)
     return text
 
 

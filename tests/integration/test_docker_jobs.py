@@ -133,7 +133,12 @@ def test_c05_six_gpus_of_three_workers_and_a_ps_with_none(project: Path, docker_
     bench = {
         "chief": {"replicas": 0},
         "ps": {"replicas": 1, "gpus": 0},
-        "worker": {"replicas": 3, "gpus": 2, "command": [*PEERS[:-1], *end]},
+        # Else the job has succeeded before its ps is on record: they wait for nobody.
+        "worker": {
+            "replicas": 3,
+            "gpus": 2,
+            "command": [*PEERS[:-1], *end, "--wait-file", str(project / "out" / "ps-0-1.json")],
+        },
     }
     code, out, err = run(
         project, docker_engine, bench, settings={"gpus": "6"}, success_policy="all_workers", scheduling={"pool": "gpus"}
@@ -152,6 +157,7 @@ def test_c05_six_gpus_of_three_workers_and_a_ps_with_none(project: Path, docker_
 # -- what stays (C-38)
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("count", [5, pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
 def test_c38_runs_of_a_small_job_leave_the_host_as_it_was(
     project: Path, docker_engine: DockerEngine, count: int
@@ -165,13 +171,15 @@ def test_c38_runs_of_a_small_job_leave_the_host_as_it_was(
         assert (code, err) == (0, ""), out
     assert_nothing_left(docker_engine)
     assert docker_engine.api.volumes()["Volumes"] in ([], None)
-    assert used(docker_engine) - before < 512
+    # The engine goes on removing for a moment after it has answered.
+    wait_until(lambda: used(docker_engine) - before < 512, "the disk to be as it was")
     assert [path for path in (project / "state").rglob("*") if path.is_file()] == []
 
 
 def used(engine: DockerEngine) -> int:
     """KiB on the engine's disk."""
-    done = subprocess.run(["du", "-s", "--block-size=1k", f"{engine.root}/data"], capture_output=True, check=True)
+    # It ends with 1 where a file goes while it looks.
+    done = subprocess.run(["du", "-s", "--block-size=1k", f"{engine.root}/data"], capture_output=True, check=False)
     return int(done.stdout.split()[0])
 
 

@@ -92,19 +92,29 @@ def test_of_a_starter_that_dies_before_the_start_nothing_is_left(
     assert [path for path in kit.state_dir.rglob("*") if not path.is_dir()] == []
 
 
+def lose(folder: Path) -> None:
+    """Remove it, also while a follower writes into it."""
+
+    def gone() -> bool:
+        shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
+
+    until(gone, f"{folder} to go")
+
+
 def test_containers_outlive_the_state_dir(kit: DockerKit) -> None:
     """As where it is in memory, and the host has been started again."""
     ended = start_and_die(kit, "--print", "text:ended", "--exit", "3")
     until(lambda: not inspect(kit, ended)["State"]["Running"], "the first one's end")
     living = start_and_die(kit, "--print", "text:lives", "--sleep", "long", identity=kit.identity("ps"))
-    shutil.rmtree(kit.state_dir)
+    lose(kit.state_dir)
     assert kit.wait(ended) == Exit(code=3)
     assert kit.output(ended) == b"ended\n"
     kit.runner.remove(ended, keep_output=False)
     kit.wait_output(living, b"lives\n")
     assert kit.runner.poll(living) is None
     assert docker_leftovers.leftovers(kit.state_dir, kit.engine.url) == [], "it is watched"
-    shutil.rmtree(kit.state_dir)
+    lose(kit.state_dir)
     kit.runner.stop(living, 0.0)
     assert kit.wait(living).stopped
     kit.runner.remove(living, keep_output=False)
@@ -116,13 +126,13 @@ def test_clean_asks_the_engine_also_where_the_state_dir_knows_of_none(
 ) -> None:
     ended = start_and_die(kit, "--exit", "3")
     until(lambda: not inspect(kit, ended)["State"]["Running"], "its end")
-    shutil.rmtree(kit.state_dir)
+    lose(kit.state_dir)
     monkeypatch.setenv("AIRFLOW__TF_OPERATOR__STATE_DIR", str(kit.state_dir))
     monkeypatch.setenv("AIRFLOW__TF_OPERATOR__DOCKER_URL", kit.engine.url)
     assert f"removed: {ended.identity}: ended" in CliRunner().invoke(app, ["clean", "--yes"]).output
     assert kit.engine.left() == []
     monkeypatch.setenv("AIRFLOW__TF_OPERATOR__DOCKER_URL", f"unix://{kit.shared}/none.sock")
-    shutil.rmtree(kit.state_dir)
+    lose(kit.state_dir)
     assert CliRunner().invoke(app, ["clean"]).output == f"nothing is left in {kit.state_dir}\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -107,6 +108,15 @@ def texts_of(kit: DockerKit, handle: Handle) -> str:
     return json.dumps([found, api.containers(all=True), api.history(IMAGE), api.inspect_image(IMAGE), api.networks()])
 
 
+def command_lines() -> list[bytes]:
+    """Of all processes; one may end between two looks."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_bytes())
+    return found
+
+
 def test_no_secret_is_in_inspect_argv_image_or_on_the_disk(kit: DockerKit, tmp_path: Path) -> None:
     files = (SecretFile("key", b"S3cr3t-in-a-file"),)
     bundle = SecretBundle(env=SECRETS.env, files=files, mask=(*SECRETS.mask, "S3cr3t-in-a-file"))
@@ -114,7 +124,7 @@ def test_no_secret_is_in_inspect_argv_image_or_on_the_disk(kit: DockerKit, tmp_p
     handle = kit.start(*flags, "--sleep", "long", secrets=bundle)
     kit.wait_output(handle, b"STORE_KEY=***\nkey 400 ***\n")
     running = texts_of(kit, handle)
-    argv = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    argv = command_lines()
     kit.runner.stop(handle, 5.0)
     kit.wait(handle)
     assert "S3cr3t" not in running + texts_of(kit, handle)
@@ -258,7 +268,9 @@ def test_output_is_there_while_the_program_runs_and_after_the_follower_is_lost(k
 
 
 def test_a_process_that_was_killed_while_it_followed_loses_and_doubles_nothing(kit: DockerKit, tmp_path: Path) -> None:
-    script = f"i=0; while [ ! -e {tmp_path}/go-on ]; do echo line $i; i=$((i+1)); done"
+    # In bursts: a program that does nothing but print is minutes ahead of its follower on a busy machine.
+    burst = "while echo line $i; i=$((i+1)); [ $((i%100)) != 0 ]; do :; done"
+    script = f"i=0; while [ ! -e {tmp_path}/go-on ]; do {burst}; sleep .01; done"
     follow = CALLER + (
         "import time\nhandle = runner.find(launch.identity)\n"
         "while True: runner.poll(handle), runner.output(handle, 0); time.sleep(.01)\n"
@@ -269,7 +281,7 @@ def test_a_process_that_was_killed_while_it_followed_loses_and_doubles_nothing(k
     child.stdin.write(pickle.dumps((kit.recipe, launch)))
     child.stdin.close()
     spool = kit.state_dir / "docker" / "runs" / launch.identity.key / "output.1.log"
-    until(lambda: spool.exists() and spool.stat().st_size > 200_000, "some output", 30)
+    until(lambda: spool.exists() and spool.stat().st_size > 100_000, "some output", 60)
     child.send_signal(signal.SIGKILL)
     child.wait()
     handle = kit.runner.find(launch.identity)

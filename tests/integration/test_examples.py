@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(420)]
 
 EPOCHS = ("--epochs=4", "--steps-per-epoch=100")
 STEPS = ("--steps=400", "--save-every=50")
-SLOW = "--step-delay=0.02"
+SLOW = "--step-delay=0.05"
+"""So that it is in the middle, also where the test comes seconds late."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from local_bench import FOREVER, PROBE, LocalBench, living, wait_until
 
 pytestmark = pytest.mark.local
 
-CHIEF = [*PROBE, "--out", "out", "--wait-peers", "--print", "text:hello", "--sleep", "0.5"]
+CHIEF = [*PROBE, "--out", "out", "--wait-peers", "--print", "text:hello", "--sleep", "2"]
 READ_AT_MOST = 60
 
 Make = Callable[..., LocalBench]

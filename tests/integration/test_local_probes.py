@@ -19,6 +19,8 @@ from tf_operator.membership import Phase
 pytestmark = pytest.mark.local
 
 Make = Callable[..., LocalBench]
+MEETS_ALL = ("--wait-peers", "--wait-file", "out/evaluator-0-1.json")
+"""The evaluator listens nowhere: its record tells that it has begun."""
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def test_c17_ps_workers_and_evaluator_never_end_by_themselves(make: Make) -> Non
     stubborn = [*PROBE, "--out", "out", *FOREVER, "--on-term"]
     bench = make(
         {
-            "chief": chief("--wait-peers", "--sleep", "2", "--print", "text:trained", "--result", '{"accuracy": 0.97}'),
+            "chief": chief(*MEETS_ALL, "--sleep", "2", "--print", "text:trained", "--result", '{"accuracy": 0.97}'),
             "worker": {"replicas": 2},
             "ps": {"replicas": 2, "command": [*stubborn, "exit143"]},
             "evaluator": {"replicas": 1, "command": [*PROBE, "--out", "out", "--sleep", "9999", "--on-term", "ignore"]},
@@ -71,7 +73,7 @@ def test_c17_ps_workers_and_evaluator_never_end_by_themselves(make: Make) -> Non
 def test_c01_the_evaluator_is_no_member_of_the_cluster(make: Make) -> None:
     bench = make(
         {
-            "chief": chief("--wait-peers", "--sleep", "1"),
+            "chief": chief(*MEETS_ALL, "--sleep", "1"),
             "worker": {"replicas": 2},
             "ps": {},
             "evaluator": {"command": [*PROBE, "--out", "out", "--sleep", "1"]},
@@ -137,16 +139,19 @@ def test_c20_with_a_retry_the_chief_comes_back_beside_the_living(make: Make) -> 
 @pytest.mark.parametrize("heals", [True, False])
 def test_c21_the_root_cause_is_named_and_what_it_drew_with_it(make: Make, heals: bool) -> None:
     times = "1" if heals else "9"
+    healed = [flag for name in ("worker-0", "worker-1", "ps-0") for flag in ("--wait-file", f"out/{name}-2.json")]
     bench = make(
         {
-            "chief": chief("--sleep", "9" if heals else "ever"),
+            "chief": chief(*healed) if heals else chief("--sleep", "ever"),
             "worker": {"replicas": 2} | chief("--until-lost", "ps", "--sleep", "1", "--exit", "1"),
-            "ps": chief("--bind", "--print", "traceback", "--sleep", "2", "--exit", "1", "--fail-times", times),
+            "ps": chief("--bind", "--print", "traceback", "--sleep", "5", "--exit", "1", "--fail-times", times),
         },
         retries=1,
+        # So that the ends of its workers are judged before the ps is back.
+        retry_delay="5s",
         strategy="between_graph",
     )
-    outcome = bench()
+    outcome = bench(90)
     caused = [c for c in bench.clusters if c.cause]
     assert {c.cause["replica"] for c in caused if c.cause} == {"ps-0"}
     drawn = {name for c in bench.clusters for name in c.consequences}
@@ -223,6 +228,8 @@ def test_a_killed_program_comes_back_as_the_table_says(make: Make, kill: str) ->
     assert after.address == before.address
     if kill == "ps-0":
         bench.running("chief-0", generation=2)
+    # What is told to run has not begun yet, and would be stopped before it has a record.
+    wait_until(f"{kill} to have begun again", lambda: len(bench.starts(kill)) == 2)
     (bench.folder / "go").touch()
     assert bench.finish().succeeded
     again = {name for name in bench.results() if len(bench.starts(name)) > 1}

@@ -206,7 +206,7 @@ def test_hvac_itself_differs_as_the_test_above_says(openbao: DevOpenBao, raises:
 
 
 def test_a_version_that_expired(openbao: DevOpenBao) -> None:
-    openbao.client().adapter.post("/v1/secret/metadata/training/brief", json={"delete_version_after": "1s"})
+    openbao.client().adapter.post("/v1/secret/metadata/training/brief", json={"delete_version_after": "4s"})
     put(openbao, "secret/data/training/brief", {"value": VALUE})
     brief = [ref("secret/training/brief#value")]
     assert resolve(brief, Logins(openbao)).env == {"VALUE": VALUE}
@@ -218,7 +218,7 @@ def test_a_version_that_expired(openbao: DevOpenBao) -> None:
             return str(error)
         return ""
 
-    wait_for(lambda: told(resolve) != "")
+    wait_for(lambda: told(resolve) != "", 20)
     assert "version 1 was deleted, or expired by its delete_version_after" in told(resolve)
     assert told(check) == told(resolve)
 

@@ -92,7 +92,8 @@ class Bench:
 
     def assert_nothing_left(self) -> None:
         wait_for(lambda: not leases(self.server, CREDS) and not self.postgres.users())
-        assert self.accessors() == self.accessors_before
+        # Not `==`: a token of an earlier test may run out meanwhile. And OpenBao ends one a moment after it says so.
+        wait_for(lambda: self.accessors() <= self.accessors_before)
         assert (self.stored, list(ledgers(self.folder))) == ([], [])
 
 
@@ -114,13 +115,13 @@ def until(found: Callable[[], SecretBundle | None], seconds: float) -> SecretBun
 
 
 def test_past_max_ttl_there_are_new_credentials_before_the_old_ones_end(bench: Bench) -> None:
-    database(bench.server, bench.postgres, default_ttl="4s", max_ttl="8s")
-    bench.ttl = "4s"
+    database(bench.server, bench.postgres, default_ttl="10s", max_ttl="20s")
+    bench.ttl = "10s"
     custody = bench.custody(FILES)
     begun = time.monotonic()
     custody.fetch()
-    second = until(custody.tend, 12)
-    assert 4 < time.monotonic() - begun < 8, "renewed before, and fetched anew before the old ones end"
+    second = until(custody.tend, 30)
+    assert 10 < time.monotonic() - begun < 20, "renewed before, and fetched anew before the old ones end"
     assert second and bench.works(second), bench.logged
     assert {file.name for file in second.files} == {"user", "password"}
     assert second.files[1].content.decode() in second.mask

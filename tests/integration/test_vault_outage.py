@@ -34,7 +34,7 @@ def test_c44_sealed(own_openbao: DevOpenBao, do: Any) -> None:
     own_openbao.client().sys.seal()
     login = Logins(own_openbao)
     with pytest.raises(SecretUnavailableError, match=r"the Vault at http://127.* is sealed; unseal it") as caught:
-        do([ref("secret/training/one#value")], login, patience=0.5)
+        do([ref("secret/training/one#value")], login, patience=3)
     assert len(login.asked) > 1
     assert VALUE not in chain(caught.value)
 

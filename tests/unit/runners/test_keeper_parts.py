@@ -102,7 +102,9 @@ def test_memory_counts_shared_pages_once() -> None:
     with program:
         assert program.stdin and program.stdout
         assert program.stdout.read(6) == b"up\nup\n"
-        tree = [process for process in process_tree.descendants(os.getpid()) if process.group == os.getpgid(0)]
+        itself = process_tree.read(program.pid)
+        assert itself
+        tree = [itself, *process_tree.descendants(program.pid)]
         assert len(tree) == 2
         resident, proportional = process_tree.memory(tree, 1 << 40), process_tree.memory(tree, 1)
         program.stdin.close()

@@ -15,7 +15,8 @@ from tf_operator.errors import RunnerError
 from tf_operator.identity import Identity, ReplicaId
 from tf_operator.ports import PortLease, PortLeases
 
-FIRST, LAST = 22000, 22999
+FIRST, LAST = 31000, 31999
+"""Where no job takes ports by default, and the kernel gives none."""
 
 
 def replica(index: int, run: str = "r1") -> Identity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -84,11 +85,14 @@ def guarded(tmp_path: Path) -> Iterator[Guarded]:
 
 
 def living(pids: dict[str, int]) -> list[str]:
-    return [
-        name
-        for name, pid in pids.items()
-        if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    ]
+    return [name for name, pid in pids.items() if lives(pid)]
+
+
+def lives(pid: int) -> bool:
+    """It may end between two looks."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def test_everything_ends_when_the_input_closes(guarded: Guarded, tmp_path: Path) -> None:
