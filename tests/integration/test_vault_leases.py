@@ -115,13 +115,13 @@ def until(found: Callable[[], SecretBundle | None], seconds: float) -> SecretBun
 
 
 def test_past_max_ttl_there_are_new_credentials_before_the_old_ones_end(bench: Bench) -> None:
-    database(bench.server, bench.postgres, default_ttl="10s", max_ttl="20s")
-    bench.ttl = "10s"
+    database(bench.server, bench.postgres, default_ttl="15s", max_ttl="30s")
+    bench.ttl = "15s"
     custody = bench.custody(FILES)
     begun = time.monotonic()
     custody.fetch()
-    second = until(custody.tend, 30)
-    assert 10 < time.monotonic() - begun < 20, "renewed before, and fetched anew before the old ones end"
+    second = until(custody.tend, 45)
+    assert 15 < time.monotonic() - begun < 30, "renewed before, and fetched anew before the old ones end"
     assert second and bench.works(second), bench.logged
     assert {file.name for file in second.files} == {"user", "password"}
     assert second.files[1].content.decode() in second.mask
