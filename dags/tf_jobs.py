@@ -32,13 +32,20 @@ def read(file: Path) -> DAG:
 
 
 def read_all() -> dict[str, DAG]:
-    """The DAGs of all job files, by DAG id."""
-    dags: dict[str, DAG] = {}
+    """The DAGs of all job files, by DAG id. Of files that share a name none is run: which one is meant nobody knows."""
+    found: dict[str, list[tuple[Path, DAG]]] = {}
     for file in sorted(path for path in jobs.rglob("*") if path.suffix in (".yaml", ".yml", ".json")):
         dag = read(file)
-        if dag.dag_id in dags:
-            dag = invalid(file, f"{file}: name = {dag.dag_id}: another job file has that name")
-        dags[dag.dag_id] = dag
+        found.setdefault(dag.dag_id, []).append((file, dag))
+    dags: dict[str, DAG] = {}
+    for name, of_name in found.items():
+        if len(of_name) == 1 or name.startswith("invalid."):
+            dags[name] = of_name[0][1]
+            continue
+        for file, _ in of_name:
+            others = ", ".join(str(other.relative_to(jobs)) for other, _ in of_name if other != file)
+            told = invalid(file, f"{file}: name = {name}: {others} has that name, too; give each job a name of its own")
+            dags[told.dag_id] = told
     return dags
 
 

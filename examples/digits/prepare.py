@@ -1,6 +1,7 @@
 """Write the encrypted data set: `DIGITS_DATA_KEY=... python -m digits.prepare --out FILE`.
 
-The images come with scikit-learn, so nothing is downloaded. A file that the key opens is kept.
+The images come with scikit-learn, so nothing is downloaded. A file that the key opens is kept, a data set of another
+key is written anew, anything else is left alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import numpy as np
 
 from digits.data import DataError, decrypt, encrypt, key_from_environment
 
+FERNET = b"gAAAA"
+"""How whatever the key's cipher wrote begins: its version, and a time before the year 2106."""
+
 
 def prepare(out: Path) -> bool:
     """Return whether the data set was written; False where the file was right already."""
@@ -23,6 +27,8 @@ def prepare(out: Path) -> bool:
         pass
     else:
         return False
+    if out.is_dir() or (out.exists() and not out.read_bytes().startswith(FERNET)):
+        raise DataError(f"{out} is something else than a data set of this program: give --out another name")
     from sklearn.datasets import load_digits  # slow to import, needed once per clone
 
     digits = load_digits()

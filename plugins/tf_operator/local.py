@@ -192,6 +192,9 @@ class LocalRun:
             if outcome.result is not Result.RETRY:
                 break
             self._log(replica, outcome.text)
+            # An engine that is away would be asked again for minutes, after a Ctrl-C too.
+            if self._over.is_set():
+                break
             if left:
                 self._board.states[replica] = "up_for_retry"
                 self._over.wait(self._job.retry_delay)

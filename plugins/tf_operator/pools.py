@@ -75,6 +75,8 @@ def wanted_pools(path: Path, count_gpus: Callable[[], int]) -> list[WantedPool]:
         config = _PoolsFile.model_validate(raw)
     except OSError as error:
         raise PreflightError(f"{path}: {error.strerror}; it lists the pools to create") from None
+    except UnicodeDecodeError:
+        raise PreflightError(f"{path}: is no UTF-8 text; save it as UTF-8") from None
     except yaml.YAMLError as error:
         raise PreflightError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     except ValidationError as error:

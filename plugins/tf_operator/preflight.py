@@ -95,7 +95,7 @@ def _counts(job: RenderedJob, limits: Limits) -> str | None:
     if limits.max_active_tasks is not None and count > limits.max_active_tasks:
         return (
             f"{count} replicas must run at once, the DAG's max_active_tasks is {limits.max_active_tasks};"
-            " raise it in the DAG, or [core] max_active_tasks_per_dag"
+            " give the count's param a maximum; in a DAG of your own raise it there, or [core] max_active_tasks_per_dag"
         )
     if limits.parallelism is not None and count > limits.parallelism:
         return (

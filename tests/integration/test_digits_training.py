@@ -59,10 +59,10 @@ class HandMadeCluster:
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
-    def prepare(self) -> str:
+    def prepare(self, code: int = 0) -> str:
         output = self.log("prepare")
         process = self.python("-m", "digits.prepare", "--out", str(self.data), output=output, DIGITS_DATA_KEY=self.key)
-        assert process.wait(60) == 0, output.read_text()
+        assert process.wait(60) == code, output.read_text()
         return output.read_text()
 
     def wait_for_line(self, name: str, text: str, seconds: float = 120) -> None:
@@ -183,3 +183,6 @@ def test_prepare_keeps_what_is_right(cluster: HandMadeCluster) -> None:
     assert cluster.key.encode() not in first
     cluster.data.write_bytes(first[:-7])
     assert "written" in cluster.prepare()
+    cluster.data.write_text("somebody's notes")
+    assert "something else than a data set" in cluster.prepare(code=2)
+    assert cluster.data.read_text() == "somebody's notes"

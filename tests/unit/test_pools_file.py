@@ -30,6 +30,13 @@ def test_gpus_are_counted_only_for_auto(tmp_path: Path) -> None:
     assert wanted_pools(write(tmp_path, "pools: {fleet: {slots: 64}}"), count)[0].slots == 64
 
 
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "pools.yaml"
+    file.write_bytes(b"pools: {gpu: {description: caf\xe9}}")
+    with pytest.raises(PreflightError, match="is no UTF-8 text"):
+        wanted_pools(file, lambda: 4)
+
+
 def test_a_description_that_was_copied_from_airflow_has_one_mark(tmp_path: Path) -> None:
     text = "pools: {gpu: {slots_per_gpu: 4, slots: 16, description: 'ours [tf_operator slots_per_gpu=1]'}}"
     (gpu,) = wanted_pools(write(tmp_path, text), lambda: 0)

@@ -138,7 +138,8 @@ def _is_configured(job: RenderedJob) -> bool:
 
 @contextlib.contextmanager
 def _development_vault(project: Path, say: Say) -> Iterator[None]:
-    if not (project / "configs" / "vault").is_dir():
+    # Its seed is the digits example's: it serves the project that has that.
+    if not ((project / "configs" / "vault").is_dir() and (project / "examples" / "digits").is_dir()):
         yield
         return
     from tf_operator.services.openbao import DevOpenBao

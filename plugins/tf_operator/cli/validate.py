@@ -14,6 +14,7 @@ def validate(files: Annotated[list[Path], typer.Argument(metavar="FILE...", help
     from tf_operator.job_spec import TensorFlowJob
 
     faulty = False
+    names: dict[str, Path] = {}
     for file in files:
         try:
             job = TensorFlowJob.from_file(file)
@@ -21,6 +22,12 @@ def validate(files: Annotated[list[Path], typer.Argument(metavar="FILE...", help
             typer.echo(error, err=True)
             faulty = True
         else:
+            other = names.setdefault(job.name, file)
+            if other.resolve() != file.resolve():
+                text = f"{file}: name = {job.name}: {other} has that name, too; give each job a name of its own"
+                typer.echo(text, err=True)
+                faulty = True
+                continue
             typer.echo(f"{file}: job {job.name}: ok")
     if faulty:
         raise typer.Exit(2)

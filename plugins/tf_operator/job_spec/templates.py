@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import StrictUndefined, TemplateSyntaxError, Undefined, meta, nodes
+from jinja2 import StrictUndefined, TemplateAssertionError, TemplateSyntaxError, Undefined, meta, nodes
 from jinja2.sandbox import SandboxedEnvironment
 
 PARAM_REF = re.compile(r"\{\{ *params\.([A-Za-z_][A-Za-z0-9_]*) *\}\}")
@@ -50,6 +50,7 @@ def check(text: str, declared: Mapping[str, Any]) -> None:
     """Parse the template. ValueError if it is broken, or uses a name or a param that will not be there."""
     if (names := _plain_params(text)) is None:
         tree = _parse(text)
+        _check_filters(text)
         _check_names(tree)
         names = list(_param_names(tree))
     for name in names:
@@ -139,6 +140,13 @@ def _native(expression: nodes.Node, context: Mapping[str, Any]) -> Any:
     if isinstance(value, Undefined):
         str(value)
     return str(value) if isinstance(value, str) else value
+
+
+def _check_filters(text: str) -> None:
+    try:
+        _environment().compile(text)
+    except TemplateAssertionError as error:
+        raise ValueError(f"the template cannot be used: {error.message}; correct it, or {RAW}") from None
 
 
 def _parse(text: str) -> nodes.Template:

@@ -35,15 +35,27 @@ def test_each_faulty_file_is_told_and_the_sound_ones_are_there(tmp_path: Path) -
     jobs = tmp_path / "configs" / "jobs"
     jobs.mkdir(parents=True)
     (jobs / "good.yaml").write_text(SOUND.format(name="good"))
-    (jobs / "good (copy).yaml").write_text(SOUND.format(name="good"))
     (jobs / "when.yaml").write_text(SOUND.format(name="when") + "schedule: '@daily'\ncatchup: true\n")
     (jobs / "told.yaml").write_text(SOUND.format(name="told") + "notify: {on_failure: {notifier: no.such.Thing}}\n")
     (jobs / "typo.yaml").write_text(SOUND.format(name="typo").replace("replicas", "replica"))
     dags, registered = read(tmp_path)
-    assert set(dags) == {"good", "invalid.good", "invalid.when", "invalid.told", "invalid.typo"}
-    assert "another job file has that name" in dags["invalid.good"]
+    assert set(dags) == {"good", "invalid.when", "invalid.told", "invalid.typo"}
     assert "no.such.Thing" in dags["invalid.told"] and "typo.yaml:3" in dags["invalid.typo"]
     assert registered == [], "a half-built or dropped DAG must not be found by the way"
+
+
+def test_of_jobs_that_share_a_name_none_is_run(tmp_path: Path) -> None:
+    """A draft that was copied from a job must not run in its place, whichever of them comes first."""
+    jobs = tmp_path / "configs" / "jobs"
+    jobs.mkdir(parents=True)
+    for place in ("good.yaml", "copy_of_good.yaml"):
+        (jobs / place).write_text(SOUND.format(name="good"))
+    (jobs / "other.yaml").write_text(SOUND.format(name="other"))
+    dags, registered = read(tmp_path)
+    assert set(dags) == {"invalid.good", "invalid.copy_of_good", "other"}
+    assert "name = good: copy_of_good.yaml has that name, too" in dags["invalid.good"]
+    assert "name = good: good.yaml has that name, too" in dags["invalid.copy_of_good"]
+    assert registered == []
 
 
 def test_faulty_files_of_one_name_are_each_told(tmp_path: Path) -> None:

@@ -53,6 +53,14 @@ def test_validate_says_ok(cli: Cli, job_path: Path) -> None:
     assert cli("validate", job_path) == (0, f"{job_path}: job digits: ok\n", "")
 
 
+def test_validate_tells_jobs_that_share_a_name(cli: Cli, job_path: Path) -> None:
+    draft = job_path.with_name("draft.yaml")
+    draft.write_text(JOB)
+    code, out, err = cli("validate", job_path, job_path, draft)
+    assert (code, out.count("ok")) == (2, 2)
+    assert err == f"{draft}: name = digits: {job_path} has that name, too; give each job a name of its own\n"
+
+
 def test_validate_tells_every_file_and_fault_on_stderr(cli: Cli, job_path: Path) -> None:
     faulty = job_path.with_name("faulty.yaml")
     faulty.write_text("name: faulty\nretries: -1\ncomand: x\nreplicas: {worker: {}}\n")

@@ -188,6 +188,7 @@ def test_templates_that_fail_are_one_line(template: str, expected: str) -> None:
         ("{{ params['epoch'] }}", r"params\.epoch is not declared; did you mean epochs\?"),
         ("{{ param.epochs }}", r"param is no name that templates know; did you mean params\?"),
         ("{{ conn.x.password }}", "a connection's password would be kept with the run; put it into Vault"),
+        ("{{ ds | tojosn }}", r"the template cannot be used: No filter named 'tojosn'"),
         ("{% if x", "is not a complete template"),
         ("{# open", "is not a complete template"),
     ],
