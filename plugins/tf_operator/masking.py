@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,12 @@ class Masker:
     def feed(self, chunk: bytes) -> bytes:
         """Return the masked output that is certain by now."""
         return self._mask(self._held + chunk, last=False)
+
+    def whole(self, data: bytes) -> bytes:
+        """Return `data`, which is no part of the stream, masked."""
+        beside = copy.copy(self)
+        beside._held, beside._covered = b"", 0
+        return beside._mask(data, last=True)
 
     def flush(self) -> bytes:
         """Return what was held back: the stream has ended."""

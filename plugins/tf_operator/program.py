@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from tf_operator.gpus import device_env
 from tf_operator.identity import Identity, ReplicaId
 from tf_operator.job_spec.rendered import RenderedJob, ReplicaGroup
 from tf_operator.membership import Cluster
+from tf_operator.runners import result_file
 from tf_operator.runners.base import Launch
 
 INHERITED = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH")
@@ -45,38 +44,23 @@ class Start:
 
 def result_path(model_dir: str | Path, attempt: str, replica: ReplicaId) -> Path:
     """Where a replica's program may write its result (JSON); the deciding replica's becomes the group's XCom."""
-    return Path(model_dir) / ".tf_operator" / "results" / f"{attempt}-{replica}.json"
-
-
-RESULT_LIMIT = 1 << 20
-"""Bytes of a result: it is kept with the run, in Airflow's database."""
+    return Path(model_dir, *result_file.FOLDER, f"{attempt}-{replica}.json")
 
 
 def read_result(path: Path) -> Any:
     """What the program wrote there, NaN and infinities as null; None if it wrote nothing.
 
-    JobError if that is no JSON, too much, or no plain file: what a link of the program's leads to is not its own.
+    JobError if that is no JSON, or no file to read.
     """
     try:
-        place = path.parent.resolve() / path.name
-        if place.parent != path.parents[2].resolve() / ".tf_operator" / "results":
-            raise JobError(
-                f"TF_OPERATOR_RESULT = {path}: leads to {place.parent}; the program must not make links there"
-            )
-        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise JobError(f"TF_OPERATOR_RESULT = {path}: is no plain file; the program must write one")
-            text = file.read(RESULT_LIMIT + 1)
-        if len(text) > RESULT_LIMIT:
-            raise JobError(
-                f"TF_OPERATOR_RESULT = {path}: more than {RESULT_LIMIT} bytes; put large things into model_dir"
-            )
-        return json.loads(text, parse_constant=lambda _: None)
+        return json.loads(result_file.read(path), parse_constant=lambda _: None)
     except FileNotFoundError:
         return None
+    except result_file.UnfitError as error:
+        raise JobError(f"{result_file.VARIABLE} = {path}: {error}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise JobError(f"TF_OPERATOR_RESULT = {path}: the program wrote something that is not JSON: {error}") from None
+        text = f"{result_file.VARIABLE} = {path}: the program wrote something that is not JSON: {error}"
+        raise JobError(text) from None
 
 
 def program_env(
@@ -102,7 +86,7 @@ def program_env(
     env |= device_env(devices)
     env |= {
         "TF_OPERATOR_MODEL_DIR": job.model_dir,
-        "TF_OPERATOR_RESULT": str(result_path(job.model_dir, start.cluster.attempt, start.replica)),
+        result_file.VARIABLE: str(result_path(job.model_dir, start.cluster.attempt, start.replica)),
         "TF_OPERATOR_GENERATION": str(start.generation),
     }
     config = tf_config_json(job, dict(start.cluster.spec), start.replica)

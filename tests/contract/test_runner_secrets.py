@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from tf_operator.errors import LaunchError
+from tf_operator.program import read_result, result_path
 from tf_operator.runners import secret_files
 from tf_operator.runners.base import SecretBundle, SecretFile
 
-from .process_kit import SECRETS, ProcessKit
+from .process_kit import SECRETS, SEEN_BY_ALL, ProcessKit
 
 
 def test_secret_files_are_private_and_gone_with_the_program(kit: ProcessKit, tmp_path: Path) -> None:
@@ -63,3 +64,25 @@ def test_a_secret_is_masked_in_the_output_wherever_a_chunk_ends(kit: ProcessKit)
     handle = kit.start("sh", "-c", parts, secrets=SECRETS)
     kit.wait(handle)
     assert kit.output(handle) == b"a *** b\n"
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_a_secret_is_masked_in_the_result(kit: ProcessKit, tmp_path: Path, adopted: bool) -> None:
+    path = result_path(tmp_path / "model", "a1", kit.identity().replica)
+    path.parent.mkdir(parents=True)
+    path.parent.chmod(0o777)
+    env = {**SEEN_BY_ALL, "TF_OPERATOR_RESULT": str(path)}
+    script = """printf '{"key": "S3cr3t-abcdefghij", "best": 0.9}' > "$TF_OPERATOR_RESULT"; echo written"""
+    script += f"; until [ -e {tmp_path}/go-on ]; do sleep .05; done"
+    handle = kit.start("sh", "-c", script, env=env, secrets=SECRETS)
+    kit.wait_output(handle, b"written")
+    if adopted:
+        kit.runner.close()
+        kit.runner = kit.another()
+        # As a watcher does: what is masked is asked for while the program lives.
+        kit.wait_output(handle, b"written")
+        kit.output(handle)
+    (tmp_path / "go-on").touch()
+    kit.wait(handle)
+    assert read_result(path) == {"key": "***", "best": 0.9}
+    assert [file.name for file in path.parent.iterdir()] == [path.name]

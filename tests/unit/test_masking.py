@@ -182,3 +182,10 @@ def test_text_that_nearly_repeats_itself_is_not_quadratic() -> None:
     data = b"a" * 200_000
     assert masked([secret], data, 8192) == data
     assert time.process_time() - began < 10
+
+
+def test_something_beside_the_stream_is_masked_by_itself() -> None:
+    masker = Masker(["S3cr3t-abc"])
+    assert masker.feed(b"before S3cr") == b"before "
+    assert masker.whole(b'{"key": "S3cr3t-abc", "end": "S3cr"}') == b'{"key": "***", "end": "S3cr"}'
+    assert masker.feed(b"3t-abc after") == b"*** after"

@@ -52,6 +52,9 @@ _NEEDS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "in_graph": ((("chief",), "a chief"), (("worker",), "a worker")),
 }
 
+LONGEST_TAG = 100
+"""Characters; as much as Airflow's database keeps."""
+
 
 def template_faults(data: Any) -> list[Fault]:
     """What is wrong with the templates of a job as written: broken ones, and params nobody declared."""
@@ -86,7 +89,7 @@ def strings(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
 def combination_faults(job: TensorFlowJob, *, rendered: bool) -> list[Fault]:
     """Everything that only several values together show."""
     if not rendered:
-        faults = [*_params(job), *_param_defaults(job), *_varying_groups(job)]
+        faults = [*_params(job), *_param_defaults(job), *_varying_groups(job), *_dag(job)]
         if faults:
             return faults
     return [
@@ -113,6 +116,17 @@ def _params(job: TensorFlowJob) -> Iterator[Fault]:
             yield Fault(path, str(error), spec.default if spec.default is not NO_DEFAULT else ABSENT)
         if spec.default is NO_DEFAULT and job.schedule is not None:
             yield Fault(path, "has no default, which a scheduled run needs; add default: or remove schedule:")
+
+
+def _dag(job: TensorFlowJob) -> Iterator[Fault]:
+    """What Airflow would refuse of the job's DAG."""
+    if job.catchup and job.schedule is not None and job.start_date is None:
+        yield Fault(("catchup",), "needs to know where to begin; add start_date: or remove catchup:", job.catchup)
+    if job.schedule == "@continuous" and job.max_active_runs != 1:
+        yield Fault(("schedule",), "runs one after the other; add max_active_runs: 1", job.schedule)
+    for number, tag in enumerate(job.tags):
+        if len(tag) > LONGEST_TAG:
+            yield Fault(("tags", number), f"must be at most {LONGEST_TAG} characters; shorten it", tag)
 
 
 def _varying_groups(job: TensorFlowJob) -> Iterator[Fault]:

@@ -308,6 +308,7 @@ class DockerRunner:
         if known := folder.exit(start):
             return Exit(**known)
         told, trouble = self._logs.finish(folder, found)
+        withheld = self._logs.mask_result(found)
         end = end_of(
             found.state,
             limit=found.memory,
@@ -315,7 +316,7 @@ class DockerRunner:
             orphan_timeout=found.labels.orphan_timeout,
             stop=folder.stop_request(start),
         )
-        record = {**end.__dict__, "reason": "; ".join(filter(None, (end.reason, trouble))) or None}
+        record = {**end.__dict__, "reason": "; ".join(filter(None, (end.reason, trouble, withheld))) or None}
         folder.create()
         folder.write_exit(start, record)
         return Exit(**record)

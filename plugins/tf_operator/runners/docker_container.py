@@ -8,13 +8,14 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from docker.errors import APIError, NotFound
 
 from tf_operator.errors import RunnerError
 from tf_operator.identity import Identity
-from tf_operator.runners import docker_entry
+from tf_operator.runners import docker_entry, result_file
 from tf_operator.runners.docker_end import ENDED
 from tf_operator.runners.docker_engine import Client, Engine
 from tf_operator.runners.docker_spec import LABEL, Labels, container_name
@@ -56,6 +57,12 @@ class Found:
     def labels(self) -> Labels:
         """Our labels."""
         return Labels(self.raw["Config"].get("Labels") or {})
+
+    @property
+    def result(self) -> Path | None:
+        """Where its program may leave its result; the model_dir is mounted where it is on the host."""
+        given = (entry.partition("=") for entry in self.raw["Config"].get("Env") or ())
+        return next((Path(value) for name, _, value in given if name == result_file.VARIABLE), None)
 
     @property
     def memory(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
+from tf_operator.masking import Masker
+from tf_operator.runners import result_file
 from tf_operator.runners.docker_container import Containers, Found
 from tf_operator.runners.docker_engine import connect
 from tf_operator.runners.docker_output import Follower, Spool
@@ -62,6 +64,13 @@ class Logs:
             return [], WITHHELD
         follower.finish(PATIENCE)
         return follower.told, follower.trouble
+
+    def mask_result(self, found: Found) -> str | None:
+        """Star secrets out of what it leaves as its result; what became of it where that cannot be done."""
+        texts = self._mask_of(found)
+        if found.result is None or (texts is not None and not texts):
+            return None
+        return result_file.mask(found.result, None if texts is None else Masker(texts).whole)
 
     def _mask_of(self, found: Found) -> Sequence[str] | None:
         """From our own start, else from the container's memory, else from where the secrets come from."""

@@ -20,7 +20,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tf_operator.runners import kernel, process_tree, renewal, secret_files, visible
+from tf_operator.runners import kernel, process_tree, renewal, result_file, secret_files, visible
 from tf_operator.runners.output_log import OutputLog
 from tf_operator.runners.program_process import ExecError, Program
 from tf_operator.runners.run_folder import RunFolder
@@ -40,6 +40,7 @@ class Keeper:
         self._start: int = orders["start"]
         self._secrets = secret_files.secrets_dir(folder.state_dir, folder.key)
         self._log = OutputLog(folder.output(self._start), orders["mask"])
+        self._result: str | None = orders["env"].get(result_file.VARIABLE)
         self._program = Program()
         self._told_to_end = False
         self._stopping, self._grace = False, 0.0
@@ -242,6 +243,8 @@ class Keeper:
     def _record(self, end: dict[str, Any]) -> None:
         """The last act: whoever reads it may start the next program as soon as our locks are gone."""
         self._log.close()
+        if self._result and (withheld := result_file.mask(Path(self._result), self._log.masked)):
+            self._reasons.append(withheld)
         try:
             secret_files.remove(self._secrets)
         except OSError as error:

@@ -12,6 +12,7 @@ class _Filter(Protocol):
     def add(self, texts: Sequence[str]) -> None: ...
     def feed(self, chunk: bytes) -> bytes: ...
     def flush(self) -> bytes: ...
+    def whole(self, data: bytes) -> bytes: ...
 
 
 class OutputLog:
@@ -35,6 +36,10 @@ class OutputLog:
             self._masker.add(texts)
         else:
             self._masker = _masker(texts)
+
+    def masked(self, data: bytes) -> bytes:
+        """The same for something that is no part of the output."""
+        return self._masker.whole(data) if self._masker else data
 
     def write(self, chunk: bytes) -> None:
         """Take output as it comes."""
