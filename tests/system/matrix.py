@@ -20,7 +20,8 @@ from harness import ROOT, AirflowUnderTest, RunUnderTest, wait_for
 
 STALL_TIMEOUT = "60s"
 """Longer than the import of TensorFlow by eight programs at once on two cores: until then nothing is said."""
-STEP_DELAY = 0.05
+STEP_DELAY = 0.1
+"""Seconds: slow enough that a busy machine loses a replica before the training is over."""
 SHORT, LONG = 300, 900
 """Steps of a row. Long where the leader trains on while the lost replica comes back."""
 SAVED = re.compile(r"\b(restored )?step (\d+)\b")
