@@ -6,6 +6,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11
 BIN := .venv/bin
 # The stages plugin puts the quick tests first, and says what is left out and why.
 PYTEST := $(BIN)/python -m pytest -p tests.stages
+# Two processes: the tests of Airflow in one, all others in the other.
+BESIDE := -n 2 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: demo airflow test test-fast test-long check format install clean
 
@@ -16,10 +18,10 @@ airflow: .venv/installed
 	@$(BIN)/python -m tf_operator.services airflow
 
 test: check
-	$(PYTEST)
+	$(PYTEST) $(BESIDE)
 
 test-fast: check
-	$(PYTEST) -m "not (local or tensorflow or vault or airflow or docker or swarm or gpu or long)"
+	$(PYTEST) -n 2 --dist loadfile -m "not (local or tensorflow or vault or airflow or docker or swarm or gpu or long)"
 
 test-long: .venv/installed
 	$(PYTEST) -m long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 import shutil
@@ -238,9 +239,16 @@ class DockerEngine:
 
 def base_image() -> Path:
     """A tar of a small Debian with Python, made once with debootstrap (minutes) and kept."""
-    if CACHE.exists():
-        return CACHE
     CACHE.parent.mkdir(parents=True, exist_ok=True)
+    # Two processes of tests may want it at the same time; the file's end lets go.
+    with CACHE.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not CACHE.exists():
+            _make_base_image()
+    return CACHE
+
+
+def _make_base_image() -> None:
     with tempfile.TemporaryDirectory(prefix="tfbase-") as folder:
         root = Path(folder, "root")
         try:
@@ -253,7 +261,6 @@ def base_image() -> Path:
         with tarfile.open(draft, "w") as tar:
             tar.add(root, ".", filter=_needed)
         draft.replace(CACHE)
-    return CACHE
 
 
 def _needed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:

@@ -1,6 +1,7 @@
 """The order of the tests, quick ones first, and what a machine cannot run: said, not silently missing.
 
-With CI=true nothing is left out but `gpu`.
+With CI=true nothing is left out but `gpu`. In two processes (`-n 2 --dist loadgroup`) one has the tests of Airflow, which
+share one, and mostly wait for it; the other has all the rest.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
+from typing import Any
 
 import pytest
 
 STAGES = ("local", "vault", "tensorflow", "airflow", "docker", "swarm", "gpu")
+AIRFLOW = pytest.mark.xdist_group("airflow")
 LEFT_OUT = pytest.StashKey[dict[str, tuple[int, str]]]()
 
 
@@ -40,9 +43,20 @@ def _no_engine() -> str | None:
     return f"no {', '.join(lacking)} here: install docker.io, debootstrap, docker-registry" if lacking else None
 
 
+@pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
+def pytest_group_airflow(items: list[pytest.Item]) -> None:
+    """Before the groups are read."""
+    for item in items:
+        if item.get_closest_marker("airflow"):
+            item.add_marker(AIRFLOW)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sort by stage, keeping the order within; drop what cannot run here, and `long` unless asked for."""
+    """Sort by stage, keeping the order within; drop what cannot run here, and `long` unless asked for.
+
+    Of two processes the first takes what is first: the longer part, Airflow's.
+    """
     reasons = missing() if any(_stage(item) > STAGES.index("airflow") + 1 for item in items) else {}
     if "long" not in config.option.markexpr:
         reasons["long"] = "run by `make test-long`"
@@ -56,8 +70,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             counts[mark] += 1
     if dropped:
         config.hook.pytest_deselected(items=dropped)
-    items[:] = sorted(kept, key=_stage)
+    beside = hasattr(config, "workerinput")
+    items[:] = sorted(kept, key=lambda item: (beside and not item.get_closest_marker("airflow"), _stage(item)))
     config.stash[LEFT_OUT] = {mark: (count, reasons[mark]) for mark, count in counts.items()}
+    if beside:
+        config.workeroutput["left_out"] = config.stash[LEFT_OUT]  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Both processes leave out the same."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", {})
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
