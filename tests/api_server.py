@@ -14,9 +14,10 @@ MAXIMUM_PAGE_LIMIT = 100
 
 
 class Server(ThreadingHTTPServer):
-    """`answers` are given one after another, but where the path is one of `lists`: path → key and entries."""
+    """`answers` (JSON, or bytes as they are) are given one after another, but where the path is one of `lists`: path →
+    key and entries."""
 
-    answers: list[tuple[int, dict[str, Any]]]
+    answers: list[tuple[int, dict[str, Any] | bytes]]
     lists: dict[str, tuple[str, list[dict[str, Any]]]]
     asked: list[str]
     bodies: list[bytes]
@@ -25,7 +26,7 @@ class Server(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
-    def answer(self, path: str) -> tuple[int, dict[str, Any]]:
+    def answer(self, path: str) -> tuple[int, dict[str, Any] | bytes]:
         address = urlsplit(path)
         if (name := address.path.removeprefix("/api/v2/")) not in self.lists:
             return self.answers.pop(0)
@@ -42,7 +43,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.bodies.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         self.server.asked.append(self.path)
         code, content = self.server.answer(self.path)
-        body = json.dumps(content).encode()
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(code)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

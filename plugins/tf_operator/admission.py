@@ -29,6 +29,8 @@ FRESH = 10.0
 SAY_AGAIN = 60.0
 ASK_AGAIN = 5.0
 """Seconds between looks at who holds a pool: several calls each, for all who wait in this triggerer together."""
+NOT_OPENED = frozenset({"failed", "skipped", "upstream_failed", "removed"})
+"""States of `cluster` or admission behind which no replica will ever start."""
 
 _bells: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
 _known: dict[str, tuple[float, list[dict[str, Any]]]] = {}
@@ -121,7 +123,7 @@ class AdmissionTrigger(BaseTrigger):
         wanted = [cluster_id, *map(ref.task, self.replica_tasks)]
         states = await sync_to_async(airflow_io.task_states)(ref, wanted)
         state = states.get(cluster_id)
-        if state in ("failed", "skipped", "upstream_failed", "removed", "success"):
+        if state in NOT_OPENED or state == "success":
             self.log.error("not opened: the task %s is %s; its log says why", cluster_id, state)
             return False
         if state == "deferred":

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tf_operator import locks
 from tf_operator.devices import Device, User, device_users, inventory
@@ -18,26 +18,12 @@ from tf_operator.identity import Identity, ReplicaId
 
 __all__ = ["Device", "DeviceLease", "DeviceLeases", "Holder", "device_env", "holders", "inventory"]
 
-RETRY = 0.25
-"""Seconds between two tries for devices that are not free."""
 CONTEXT = 512 << 20
 """Bytes of a device that CUDA takes in each program beside TensorFlow's own: a part's memory is less by it."""
 _PATIENCE = 10.0
 """Seconds to wait for another process' look at the locks: normally a few thousandths."""
 
 Users = Mapping[str, Sequence[User]]
-
-
-class Clock(Protocol):
-    """The part of `time` that waiting needs; the module itself is one."""
-
-    def monotonic(self) -> float:
-        """Seconds of a clock that never jumps."""
-        ...
-
-    def sleep(self, seconds: float, /) -> None:
-        """Let time pass."""
-        ...
 
 
 def device_env(ids: Sequence[str]) -> dict[str, str]:
@@ -104,30 +90,17 @@ class DeviceLeases:
         # Devices that somebody names are not the driver's.
         self._users: Callable[[], Users] = users or (device_users if devices is None else dict)
 
-    def acquire(
-        self,
-        identity: Identity,
-        gpus: float,
-        slots_per_gpu: int = 1,
-        timeout: float = 0.0,
-        clock: Clock = time,
-    ) -> DeviceLease:
+    def acquire(self, identity: Identity, gpus: float, slots_per_gpu: int = 1) -> DeviceLease:
         """Lease whole devices, or for `gpus` < 1 that part of one.
 
-        Raises NoSuchDeviceError if it can never be had here, DeviceError if not within `timeout` seconds: it names the
-        holders.
+        Raises NoSuchDeviceError if it can never be had here, DeviceError if not now: it names the holders.
         """
         wanted = self._parts(identity, gpus, slots_per_gpu)
         if not wanted:
             return DeviceLease((), ())
-        deadline = clock.monotonic() + timeout
-        while True:
-            lease = self._try(identity, int(gpus), wanted, slots_per_gpu)
-            if lease:
-                return lease
-            if clock.monotonic() >= deadline:
-                raise DeviceError(self._why(identity, gpus, timeout))
-            clock.sleep(RETRY)
+        if lease := self._try(identity, int(gpus), wanted, slots_per_gpu):
+            return lease
+        raise DeviceError(self._why(identity, gpus))
 
     def holders(self) -> list[Holder]:
         """Who has what now, in device order."""
@@ -241,12 +214,11 @@ class DeviceLeases:
                 found.append(_holder(path, name, int(number), int(parts)))
         return found
 
-    def _why(self, identity: Identity, gpus: float, timeout: float) -> str:
+    def _why(self, identity: Identity, gpus: float) -> str:
         held = "; ".join(map(str, self.holders())) or "nobody now"
         foreign = "; ".join(map(str, self.strangers()))
-        waited = f"not free within {timeout:g} s" if timeout else "not free now"
         return (
-            f"{identity}: {gpus:g} GPUs are {waited}; this host has {len(self._ids)}, held by {held}"
+            f"{identity}: {gpus:g} GPUs are not free now; this host has {len(self._ids)}, held by {held}"
             f"{f', and in use by what tf_operator did not start: {foreign}' if foreign else ''}"
         )
 

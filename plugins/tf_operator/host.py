@@ -49,12 +49,12 @@ def host_for(job: RenderedJob, identity: Identity, slots_per_gpu: int, *, login:
 
         leases = DeviceLeases(settings.state_dir())
         try:
-            return leases.acquire(identity, group.gpus, slots_per_gpu, timeout=0)
+            return leases.acquire(identity, group.gpus, slots_per_gpu)
         except DeviceError:
             # What a killed keeper left may hold devices on, and its own watcher may be dead, too.
             if not settle_dead(settings.state_dir(), leases.held_keys()):
                 raise
-        return leases.acquire(identity, group.gpus, slots_per_gpu, timeout=0)
+        return leases.acquire(identity, group.gpus, slots_per_gpu)
 
     runner = runner_for(group, masks)
     if not job.secrets:

@@ -17,6 +17,7 @@ from typing import Any
 
 from tf_operator.errors import TfOperatorError
 from tf_operator.identity import Identity, ReplicaId
+from tf_operator.job_spec.outline import WATCHER_RETRIES
 from tf_operator.job_spec.rendered import RenderedJob
 from tf_operator.membership import Cluster, Member, Owner, Phase, begin
 from tf_operator.program import read_result, result_path
@@ -24,8 +25,6 @@ from tf_operator.supervision import Host, Outcome, Result, Watcher
 
 TICK = 0.25
 """Seconds between looks of the owner."""
-WATCHER_RETRIES = 10
-"""Tries beyond the job's own, for watchers that end by an error of ours; as Airflow's `retries` are set."""
 ORPHAN_TIMEOUT = 60.0
 """Seconds a program lives on when this process is killed: nobody comes back to adopt it."""
 

@@ -156,9 +156,9 @@ def _interpreter(group: ReplicaGroup) -> str | None:
 def triggerer_health(fetch: Callable[[], str | None], pause: Callable[[], bool]) -> str | None:
     """PreflightError if the API server says that no triggerer lives: cluster and admission would wait for ever.
 
-    `fetch` asks for the triggerer's status and raises OSError or ValueError where it gets no answer; `pause` waits a
-    little and is False once the patience is over. Returns why the status is not known, None where it is healthy: who
-    cannot ask must not fail the job for it.
+    `fetch` asks for the triggerer's status and raises OSError where it gets no answer yet, ValueError where it never
+    will; `pause` waits a little and is False once the patience is over. Returns why the status is not known, None where
+    it is healthy: who cannot ask must not fail the job for it.
     """
     while True:
         unknown, status = None, None
@@ -166,6 +166,8 @@ def triggerer_health(fetch: Callable[[], str | None], pause: Callable[[], bool])
             status = fetch()
         except (OSError, ValueError) as error:
             unknown = f"the API server's health cannot be read: {error}"
+            if isinstance(error, ValueError):
+                return unknown
         if status == "healthy":
             return None
         if pause():

@@ -21,7 +21,7 @@ from tf_operator import settings, teams
 from tf_operator.errors import JobError
 from tf_operator.gang import evaluate
 from tf_operator.job_spec import TensorFlowJob
-from tf_operator.job_spec.outline import GroupOutline
+from tf_operator.job_spec.outline import WATCHER_RETRIES, GroupOutline
 from tf_operator.job_spec.params import NO_DEFAULT, ParamSpec
 from tf_operator.job_spec.units import seconds
 from tf_operator.operators import (
@@ -36,8 +36,6 @@ from tf_operator.operators import (
 from tf_operator.operators.retry import ReplicaRetryPolicy
 from tf_operator.plan import is_mapped
 
-WATCHER_RETRIES = 10
-"""Airflow retries beyond the job's own: a watcher that was killed uses one, its program does not."""
 INHERITED = frozenset({"owner", "queue", "executor"})
 """What our tasks take from a DAG's default_args; everything else they set themselves."""
 GANG_EXTRA_TASKS = 6

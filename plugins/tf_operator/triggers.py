@@ -15,7 +15,7 @@ from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent
 from asgiref.sync import sync_to_async
 
 from tf_operator import airflow_io
-from tf_operator.admission import ring
+from tf_operator.admission import NOT_OPENED, ring
 from tf_operator.identity import ReplicaId
 from tf_operator.membership import Cluster, Member, Owner, Phase, begin
 from tf_operator.membership.decide import GONE
@@ -26,8 +26,6 @@ TICK = 1.0
 READS_PER_TICK = 10
 """Members of running replicas read in turn each tick; the triggerer answers about 40 calls a second in all. Those that
 decide who is to blame for an end are read in each."""
-NOT_OPENED = frozenset({"failed", "skipped", "upstream_failed", "removed"})
-"""States of an admission behind which no replica will ever start."""
 
 
 class ClusterTrigger(BaseTrigger):

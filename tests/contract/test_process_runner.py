@@ -9,18 +9,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tf_operator import locks
-from tf_operator.errors import IdentityHeldError, RunnerError
-from tf_operator.runners import secret_files
+from tf_operator.errors import IdentityHeldError, LaunchError, RunnerError
+from tf_operator.runners import keeper_start, secret_files
 from tf_operator.runners.base import Exit, SecretBundle, SecretFile
 from tf_operator.runners.leftovers import clean, leftovers
 
-from .process_kit import SECRETS, ProcessKit, lives, until
+from .process_kit import SECRETS, SEEN_BY_ALL, ProcessKit, lives, until
 
 
 def kill_keeper(kit: ProcessKit) -> None:
@@ -244,6 +245,62 @@ def test_nothing_is_left_after_remove(process_kit: ProcessKit) -> None:
     assert [path.parent.name for path in left] == ["ports"]
 
 
+# -- what is not the program's fault
+
+
+def test_a_file_in_the_place_of_secrets_does_not_end_a_program_without_any(
+    process_kit: ProcessKit, tmp_path: Path
+) -> None:
+    handle = process_kit.start("--out", str(tmp_path), "--wait-file", str(tmp_path / "go-on"), "--exit", "0")
+    place = secret_files.secrets_dir(process_kit.state_dir, handle.identity.key)
+    place.parent.mkdir(mode=0o700, exist_ok=True)
+    place.touch()
+    try:
+        time.sleep(1.5)  # the keeper looks each second
+        (tmp_path / "go-on").touch()
+        assert process_kit.wait(handle) == Exit(code=0)
+    finally:
+        place.unlink()
+
+
+def test_a_result_behind_a_circle_of_links_costs_no_end(process_kit: ProcessKit, tmp_path: Path) -> None:
+    (tmp_path / ".tf_operator").mkdir()
+    (tmp_path / ".tf_operator" / "results").symlink_to("results")
+    result = tmp_path / ".tf_operator" / "results" / "a1-worker-0.json"
+    handle = process_kit.start("--exit", "0", env=SEEN_BY_ALL | {"TF_OPERATOR_RESULT": str(result)})
+    assert process_kit.wait(handle) == Exit(code=0)
+
+
+def test_a_program_that_ended_before_it_was_told_to_was_not_stopped(process_kit: ProcessKit, tmp_path: Path) -> None:
+    handle = process_kit.start("--out", str(tmp_path), "--wait-file", str(tmp_path / "go-on"), "--exit", "0")
+    pid, keeper = handle.data["pid"], process_kit.keeper()
+    os.kill(keeper, signal.SIGSTOP)
+    (tmp_path / "go-on").touch()
+    until(lambda: not lives(pid), "the program to end")
+    process_kit.runner.stop(handle, 5.0)
+    os.kill(keeper, signal.SIGCONT)
+    assert process_kit.wait(handle) == Exit(code=0)
+
+
+@pytest.mark.parametrize("stuck", ["before it reads its orders", "before it starts the program"])
+def test_a_keeper_that_never_answers_is_given_up_and_ended(
+    process_kit: ProcessKit, monkeypatch: pytest.MonkeyPatch, stuck: str
+) -> None:
+    code = "import time; time.sleep(60)"
+    if stuck != "before it reads its orders":
+        code = keeper_start._BOOTSTRAP.replace("; main()", "; import time, tf_operator.runners.visible as visible")
+        code += "; visible.check = lambda *_: time.sleep(60); main()"
+    monkeypatch.setattr(keeper_start, "_BOOTSTRAP", code)
+    monkeypatch.setattr(keeper_start, "ANSWER_WAIT", 1.0)
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match="no answer from its keeper"):
+        process_kit.start("--exit", "0", env=SEEN_BY_ALL | {"LONG": "x" * 100_000})
+    assert time.monotonic() - began < 10
+    until(lambda: not locks.is_held(process_kit.folder().keeper_lock), "the keeper's death", 5)
+    monkeypatch.undo()
+    assert process_kit.wait(process_kit.start("--exit", "5")).code == 5
+
+
 # -- leftovers and clean
 
 
@@ -279,6 +336,26 @@ def test_clean_leaves_alone_what_is_watched_again(process_kit: ProcessKit) -> No
     assert process_kit.runner.poll(handle) is None
     assert "left alone" in clean(process_kit.state_dir, found)[0]
     assert process_kit.runner.poll(handle) is None
+
+
+@pytest.mark.parametrize("listed", ["ended", "lost", "output"])
+def test_clean_leaves_alone_what_has_just_started(process_kit: ProcessKit, listed: str) -> None:
+    """A list is older than what is done with it, and a watcher looks only once its program has started."""
+    handle = process_kit.start("--sleep", "long")
+    process_kit.runner.close()
+    stale = [replace(leftover, state=listed) for leftover in leftovers(process_kit.state_dir)]
+    assert "left alone, it runs now" in clean(process_kit.state_dir, stale)[0]
+    assert process_kit.runner.poll(handle) is None
+
+
+def test_what_clean_cannot_remove_is_a_line(process_kit: ProcessKit) -> None:
+    process_kit.wait(process_kit.start("--exit", "0"))
+    process_kit.runner.close()
+    found = leftovers(process_kit.state_dir)
+    record = process_kit.folder().path / "handle.json"
+    record.unlink()
+    record.mkdir()
+    assert clean(process_kit.state_dir, found) == [f"not removed: [Errno 21] Is a directory: '{record}'"]
 
 
 def test_clean_knows_ended_lost_and_output(process_kit: ProcessKit, tmp_path: Path) -> None:

@@ -80,6 +80,13 @@ def test_who_cannot_ask_does_not_fail_the_job_for_it() -> None:
     assert "502 Bad Gateway" in (triggerer_health(fetch, lambda: next(patience)) or "")
 
 
+def test_what_a_person_has_to_set_right_is_not_waited_for() -> None:
+    def fetch() -> str:
+        raise ValueError("404 Not Found")
+
+    assert "404 Not Found" in (triggerer_health(fetch, lambda: pytest.fail("waited")) or "")
+
+
 def test_a_triggerer_that_comes_up_meanwhile_is_fine() -> None:
     answers = iter(["unhealthy", "healthy"])
     assert triggerer_health(lambda: next(answers), lambda: True) is None

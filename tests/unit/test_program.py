@@ -141,6 +141,10 @@ def test_a_result_is_the_programs_own_file(tmp_path: Path) -> None:
     path.parent.symlink_to(hidden)
     with pytest.raises(JobError, match="make no links there"):
         read_result(path)
+    path.parent.unlink()
+    path.parent.symlink_to(path.parent.name)
+    with pytest.raises(JobError, match="leads in a circle; make no links there"):
+        read_result(path)
 
 
 def test_a_part_of_a_device_grows_and_knows_its_limit() -> None:

@@ -70,6 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TfOperatorError as error:
         typer.echo(error, err=True)
         return 2
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error
+        typer.echo(f"tf-operator: {what}; run it as the user this belongs to, with space on the disk", err=True)
+        return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130
     # typer carries a private copy of click: its usage errors have no public name, only their method.

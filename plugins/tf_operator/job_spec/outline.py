@@ -15,6 +15,9 @@ from tf_operator.job_spec.templates import is_template, param_ref
 if TYPE_CHECKING:
     from tf_operator.job_spec.job import TensorFlowJob
 
+WATCHER_RETRIES = 10
+"""Tries of a replica's watcher beyond the job's `retries`: one that was killed uses one, its program does not."""
+
 
 @dataclass(frozen=True)
 class GroupOutline:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from airflow.sdk.configuration import conf
 
@@ -12,6 +14,9 @@ from tf_operator import airflow_io, model_dir, preflight, teams
 from tf_operator.errors import PreflightError
 from tf_operator.job_spec import RenderedJob
 from tf_operator.plan import GroupRef, Plan
+
+if TYPE_CHECKING:
+    import httpx
 
 HEALTH_PATIENCE = 45.0
 """Seconds for a triggerer to come up: Airflow's components start in any order."""
@@ -61,11 +66,14 @@ def triggerer(warn: Callable[[str], None]) -> None:
 
     def fetch() -> str | None:
         try:
-            answer = httpx.get(url, timeout=10)
+            answer = httpx.get(url, timeout=10, verify=_trusted())
             answer.raise_for_status()
             status: str | None = answer.json()["triggerer"]["status"]
-        except (httpx.HTTPError, KeyError, TypeError) as error:
-            raise OSError(f"{url}: {error or type(error).__name__}") from error
+        except httpx.HTTPError as error:
+            kind = OSError if _may_pass(error) else ValueError
+            raise kind(f"{url}: {str(error).partition(chr(10))[0] or type(error).__name__}") from error
+        except (httpx.InvalidURL, OSError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{url}: {type(error).__name__}: {error}") from error
         return status
 
     def pause() -> bool:
@@ -74,6 +82,32 @@ def triggerer(warn: Callable[[str], None]) -> None:
 
     if unknown := preflight.triggerer_health(fetch, pause):
         warn(unknown)
+
+
+def _may_pass(error: httpx.HTTPError) -> bool:
+    """Whether a later call may be answered: not where a person has to set something right first."""
+    import httpx
+
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.is_server_error
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__
+    return cause is None and not isinstance(error, httpx.UnsupportedProtocol)
+
+
+def _trusted() -> ssl.SSLContext:
+    """Whom the Task SDK's own client of this server trusts, and who it is itself."""
+    import httpx
+
+    context = httpx.create_ssl_context()
+    context.load_default_certs()
+    for option in ("ssl_ca_file", "ssl_cert"):
+        if path := conf.get("api", option, fallback=None):
+            context.load_verify_locations(path)
+    if own := conf.get("api", "client_ssl_cert", fallback=None):
+        context.load_cert_chain(own, conf.get("api", "client_ssl_key", fallback=None) or None)
+    return context
 
 
 def health_url() -> str:

@@ -39,6 +39,7 @@ class Keeper:
         self._orders, self._folder = orders, folder
         self._start: int = orders["start"]
         self._secrets = secret_files.secrets_dir(folder.state_dir, folder.key)
+        self._has_files = bool(orders["secret_files"])
         self._log = OutputLog(folder.output(self._start), orders["mask"])
         self._result: str | None = orders["env"].get(result_file.VARIABLE)
         self._program = Program()
@@ -158,7 +159,9 @@ class Keeper:
             self._watched, self._watched_at = watched, now
         elif now - self._watched_at > self._orders["orphan_timeout"]:
             self._stop(self._orders["grace"], f"no watcher for {self._orders['orphan_timeout']:g} s", now)
-        renewal.carry_out(self._secrets, self._log.mask, self._program.pid if self._program.status is None else None)
+        if self._has_files:
+            pid = self._program.pid if self._program.status is None else None
+            renewal.carry_out(self._secrets, self._log.mask, pid)
         limit = self._orders["memory"]
         if limit and self._killed_at is None and process_tree.memory(self._program.tree(), limit) > limit:
             self._oom_limit = limit
@@ -168,6 +171,9 @@ class Keeper:
         """TERM the first time; a later request can only shorten the grace."""
         if self._kill_at is not None:
             self._kill_at = min(self._kill_at, now + grace)
+            return
+        if self._program.status is not None:
+            # It ended by itself before it was asked to: who believes it was stopped would start it again.
             return
         self._kill_at = now + grace
         self._stopping = True

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -15,11 +16,13 @@ from typing import Any
 
 import tf_operator
 from tf_operator.errors import LaunchError, VisibleDevicesError
+from tf_operator.runners import visible
 from tf_operator.runners.base import Launch
 from tf_operator.runners.run_folder import RunFolder
 
-ANSWER_WAIT = 60.0
-"""Seconds for the keeper's first line; a few hundredths are normal, a machine that swaps takes longer."""
+ANSWER_WAIT = visible.COUNT_WAIT + 30.0
+"""Seconds for the keeper's first line, CUDA's count included; a few hundredths are normal, a machine that swaps takes
+longer."""
 _BOOTSTRAP = "import sys; sys.path.insert(0, sys.argv.pop(1)); from tf_operator.runners.keeper import main; main()"
 _PACKAGE_ROOT = str(Path(tf_operator.__file__).parent.parent)
 
@@ -64,10 +67,7 @@ def start_keeper(folder: RunFolder, orders: dict[str, Any], identity: object) ->
         )
     # `with` waits for the process it started, which ends as soon as the keeper has forked off.
     with process:
-        assert process.stdin and process.stdout
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(json.dumps(orders).encode())
-        answer = _first_line(process.stdout.fileno())
+        answer = _answer(process, json.dumps(orders).encode())
     if answer.startswith("never "):
         raise VisibleDevicesError(f"{identity}: {answer.removeprefix('never ')}")
     if answer != "ok":
@@ -75,13 +75,27 @@ def start_keeper(folder: RunFolder, orders: dict[str, Any], identity: object) ->
         raise LaunchError(f"{identity}: the program could not be started: {what}")
 
 
-def _first_line(descriptor: int) -> str:
-    deadline, data = time.monotonic() + ANSWER_WAIT, b""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    while b"\n" not in data and poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-        chunk = os.read(descriptor, 4096)
+def _answer(process: subprocess.Popen[bytes], orders: bytes) -> str:
+    """The keeper's first line; empty where none comes in time: then nothing of it goes on."""
+    assert process.stdin and process.stdout
+    deadline, left, data = time.monotonic() + ANSWER_WAIT, memoryview(orders), b""
+    to, source = process.stdin.fileno(), process.stdout.fileno()
+    os.set_blocking(to, False)
+    with contextlib.suppress(BrokenPipeError), process.stdin:
+        while left and _ready(to, select.POLLOUT, deadline):
+            left = left[os.write(to, left) :]
+    while b"\n" not in data and _ready(source, select.POLLIN, deadline):
+        chunk = os.read(source, 4096)
         if not chunk:
             break
         data += chunk
+    if b"\n" not in data:
+        # What the process forked off is in its group, whose number is a stranger's once the process is waited for.
+        os.killpg(process.pid, signal.SIGKILL)
     return data.decode(errors="replace").strip()
+
+
+def _ready(descriptor: int, event: int, deadline: float) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, event)
+    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -47,15 +48,20 @@ def _leftovers(state_dir: Path) -> Iterator[Leftover]:
     runs = state_dir / "runs"
     for path in sorted(runs.iterdir()) if runs.is_dir() else ():
         folder = RunFolder(state_dir, path.name)
-        if not is_watched(folder):
-            yield _describe(folder)
+        # Gone meanwhile: its watcher has removed it.
+        with contextlib.suppress(FileNotFoundError):
+            if not is_watched(folder):
+                yield _describe(folder)
 
 
 def is_watched(folder: RunFolder) -> bool:
     """Whether a process of this host watches: they share a lock, and the kernel knows whether one lives."""
     if not folder.watched.exists():
         return False
-    descriptor = locks.acquire(folder.watched)
+    try:
+        descriptor = locks.acquire(folder.watched)
+    except FileNotFoundError:
+        return False
     if descriptor is None:
         return True
     os.close(descriptor)
@@ -93,15 +99,19 @@ def clean(state_dir: Path, chosen: Iterable[Leftover], keep_output: bool = False
 
 
 def _clean_one(runner: ProcessRunner, folder: RunFolder, leftover: Leftover, keep_output: bool) -> str:
-    if is_watched(folder):
-        return f"{leftover}: left alone, somebody watches it again"
     try:
+        if is_watched(folder):
+            return f"{leftover}: left alone, somebody watches it again"
         record = folder.record()
+        unended = record is None or not folder.exit(record["start"])
+        # Its watcher looks at it only once it has started.
+        if unended and leftover.state != "running" and locks.is_held(folder.keeper_lock):
+            return f"{leftover}: left alone, it runs now"
         if record:
             runner.remove(handle_of(record), keep_output)
         elif not keep_output:
             folder.forget(keep_output=False)
-    except RunnerError as error:
+    except (RunnerError, OSError) as error:
         return f"not removed: {error}"
     return f"removed: {leftover}"
 
@@ -113,6 +123,9 @@ def _clean_secrets(state_dir: Path) -> list[str]:
     for path in base.glob(f"{mark}*"):
         folder = RunFolder(state_dir, path.name.removeprefix(mark))
         if not locks.is_held(folder.keeper_lock):
-            settle(folder) if folder.record() else secret_files.remove(path)
-            lines.append(f"removed: secret files of {folder.key}")
+            try:
+                settle(folder) if folder.record() else secret_files.remove(path)
+                lines.append(f"removed: secret files of {folder.key}")
+            except (RunnerError, OSError) as error:
+                lines.append(f"not removed: {error}")
     return lines

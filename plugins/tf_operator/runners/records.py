@@ -34,7 +34,7 @@ def identity_of(record: dict[str, Any]) -> Identity:
 
 def handle_of(record: dict[str, Any], stopping: bool = False) -> Handle:
     """The record in the form of the contract."""
-    data = {key: record.get(key) for key in ("start", "output", "devices", "pid")}
+    data = {key: record.get(key) for key in ("start", "pid")}
     return Handle(
         identity_of(record),
         record["attempt"],

@@ -48,7 +48,7 @@ def carry_out(place: Path, mask: Callable[[Sequence[str]], None], pid: int | Non
     """The keeper's part: mask, replace, send the signal to `pid` (None: it has ended). Never raises OSError."""
     try:
         wanted: dict[str, Any] = json.loads((place / REQUEST).read_bytes())
-    except FileNotFoundError:
+    except OSError:
         return
     try:
         mask(wanted["mask"])

@@ -24,8 +24,11 @@ class UnfitError(ValueError):
 
 def read(path: Path) -> bytes:
     """The file's bytes. OSError where there is none, UnfitError where it is no plain file of its own, or too much."""
-    place = path.parent.resolve()
-    if place != path.parents[len(FOLDER)].resolve().joinpath(*FOLDER):
+    try:
+        place, own = path.parent.resolve(), path.parents[len(FOLDER)].resolve().joinpath(*FOLDER)
+    except RuntimeError:
+        raise UnfitError("leads in a circle; make no links there") from None
+    if place != own:
         raise UnfitError(f"leads to {place}; make no links there")
     descriptor = os.open(place / path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:

@@ -68,7 +68,8 @@ def remove(folder: Path) -> None:
         for name in names:
             child = Path(path) / name
             child.unlink() if child.is_symlink() else child.rmdir()
-    with contextlib.suppress(FileNotFoundError):
+    # What others put in its place or around it, where everybody may write, holds nothing of ours.
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
         folder.rmdir()
 
 

@@ -50,6 +50,7 @@ class Airflow:
         self._codes: dict[str, int] = {}
         self._begun: dict[str, datetime] = {}
         self._guard: subprocess.Popen[bytes] | None = None
+        self._guard_ended = False
         self._listener: threading.Thread | None = None
         self._lock = -1
         self._warm = False
@@ -138,6 +139,7 @@ class Airflow:
                 start_new_session=True,
                 pass_fds=(self._lock,),
             )
+        self._guard_ended = False
         self._listener = threading.Thread(target=self._listen, name="airflow-guard", daemon=True)
         self._listener.start()
         self._tell(json.dumps(plan))
@@ -145,8 +147,20 @@ class Airflow:
     def _tell(self, line: str) -> None:
         if not self._guard or not self._guard.stdin:
             raise ServiceError("Airflow is not started: call start() first")
-        self._guard.stdin.write(line.encode() + b"\n")
-        self._guard.stdin.flush()
+        self._check_guard()
+        try:
+            self._guard.stdin.write(line.encode() + b"\n")
+            self._guard.stdin.flush()
+        except BrokenPipeError:
+            self._guard_ended = True
+            self._check_guard()
+
+    def _check_guard(self) -> None:
+        if self._guard_ended:
+            raise ServiceError(
+                "the guard ended, and with it every process of Airflow: was it killed, or the memory short?"
+                f" Start again (log: {self._log('guard')})"
+            )
 
     def _listen(self) -> None:
         assert self._guard and self._guard.stdout
@@ -159,6 +173,9 @@ class Airflow:
                 # In this order: who waits for the pid to go may start the component anew and drop the code.
                 self._codes[event["name"]] = event["code"]
                 self._pids.pop(event["name"], None)
+        self._guard_ended = True
+        # The kernel has ended them with it, and nobody reports that.
+        self._pids.clear()
 
     def _migrate(self) -> None:
         """Create the tables once per AIRFLOW_HOME and Airflow version: it takes seconds."""
@@ -172,9 +189,13 @@ class Airflow:
         """Run `migrate` or `pools` to its end. ServiceError with its last line if it fails."""
         self._codes.pop(name, None)
         self._tell(f"start {name}")
-        wait_for(lambda: name in self._codes, deadline, f"`{name}` to end (log: {self._log(name)})", every=0.05)
+        wait_for(lambda: self._has_ended(name), deadline, f"`{name}` to end (log: {self._log(name)})", every=0.05)
         if self._codes[name] != 0:
             raise ServiceError(f"Airflow's `{name}` failed: {self._last_line(name)} (log: {self._log(name)})")
+
+    def _has_ended(self, name: str) -> bool:
+        self._check_guard()
+        return name in self._codes
 
     def start_component(self, name: str, wait: bool = True) -> None:
         """Start one component (again)."""
@@ -199,6 +220,7 @@ class Airflow:
         wait_for(self._healthy, deadline, lambda: f"Airflow to be healthy (logs: {self.log_dir})", every=0.2)
 
     def _healthy(self) -> bool:
+        self._check_guard()
         for name in self._begun:
             if name in self._codes:
                 raise ServiceError(

@@ -54,6 +54,9 @@ class AirflowApi:
             reraise=True,
         )
         response: httpx.Response = again(self._send, method, f"/api/v2/{path}", body, query)
+        return self._content(response)
+
+    def _content(self, response: httpx.Response) -> Any:
         try:
             return response.json() if response.content else None
         except ValueError:
@@ -90,7 +93,8 @@ class AirflowApi:
         if self._given or not user:
             return False
         answer = self._http.post("/auth/token", json={"username": user, "password": password})
-        self._token = answer.json().get("access_token") if answer.is_success else None
+        found = self._content(answer) if answer.is_success else None
+        self._token = found.get("access_token") if isinstance(found, dict) else None
         return bool(self._token)
 
     # What runs

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,11 +20,12 @@ from urllib.parse import quote
 
 from tf_operator import settings
 from tf_operator.errors import PreflightError
+from tf_operator.runners.kernel import die_with_parent
+from tf_operator.services.airflow_settings import free_port
 
 START_TIMEOUT = 20.0
 STOP_TIMEOUT = 5.0
-PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+PREPARE_TIMEOUT = 120.0
 
 
 class DevOpenBao:
@@ -59,7 +58,7 @@ class DevOpenBao:
         deadline = time.monotonic() + START_TIMEOUT
         for _ in range(3):
             # Between our look and the server's start another program may take the port: then the next one.
-            if self._start_once(_free_port(), deadline):
+            if self._start_once(free_port(), deadline):
                 return
         raise PreflightError(f"OpenBao ended at its start: see {self._log}")
 
@@ -114,24 +113,38 @@ class DevOpenBao:
     def seed(self, project: Path | None = None) -> Path:
         """Put the digits example's key into OpenBao and write its encrypted data set; return the data's path.
 
-        Both are made once per clone, in `.state/dev` of the project, and kept.
+        Both are made once per clone, in `.state/dev` of the project, and kept. PreflightError where they cannot be.
         """
+        import hvac
+        import requests
+
         root = project or self.project
         key = _kept_key(root / ".state/dev/digits.key")
         data = root / ".state/dev/digits.npz.enc"
-        made = subprocess.run(
-            [sys.executable, "-m", "digits.prepare", "--out", str(data)],
-            cwd=root / "examples",
-            env={**os.environ, "DIGITS_DATA_KEY": key},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        try:
+            made = subprocess.run(
+                [sys.executable, "-m", "digits.prepare", "--out", str(data)],
+                cwd=root / "examples",
+                env={**os.environ, "DIGITS_DATA_KEY": key},
+                capture_output=True,
+                text=True,
+                timeout=PREPARE_TIMEOUT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise PreflightError(
+                f"the digits data set could not be written to {data} within {PREPARE_TIMEOUT:g} s; start again"
+            ) from None
         if made.returncode:
             last = (made.stderr.strip() or made.stdout.strip()).rpartition("\n")[2]
             raise PreflightError(f"the digits data set could not be written to {data}: {last}")
-        self.client().secrets.kv.v2.create_or_update_secret("training/digits", {"data_key": key}, mount_point="secret")
+        kv = self.client().secrets.kv.v2
+        try:
+            kv.create_or_update_secret("training/digits", {"data_key": key}, mount_point="secret")
+        except (hvac.exceptions.VaultError, requests.RequestException) as error:
+            raise PreflightError(
+                f"OpenBao at {self.addr}: refused the digits example's key ({type(error).__name__}): see {self._log}"
+            ) from None
         return data
 
     @property
@@ -144,8 +157,8 @@ class DevOpenBao:
         self.addr = f"{scheme}://127.0.0.1:{port}"
         parent = os.getpid()
 
-        def die_with_parent() -> None:
-            _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        def end_with_parent() -> None:
+            die_with_parent(signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(1)
 
@@ -159,7 +172,7 @@ class DevOpenBao:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=end_with_parent,
         )
         self._reader = threading.Thread(target=self._keep_log, args=(process,), name="openbao-log", daemon=True)
         self._reader.start()
@@ -205,17 +218,6 @@ def _binary() -> str:
     if not os.access(path, os.X_OK):
         path.chmod(path.stat().st_mode | 0o111)
     return str(path)
-
-
-def _free_port() -> int:
-    """A free loopback port whose next one is free too: the server takes that for its cluster listener."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            with contextlib.suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", port + 1))
-                return port
 
 
 def _kept_key(path: Path) -> str:

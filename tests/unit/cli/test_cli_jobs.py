@@ -53,6 +53,18 @@ def test_validate_says_ok(cli: Cli, job_path: Path) -> None:
     assert cli("validate", job_path) == (0, f"{job_path}: job digits: ok\n", "")
 
 
+def test_what_the_system_refuses_is_one_line(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "leases" / "x.json").mkdir(parents=True)
+    monkeypatch.setenv("AIRFLOW__TF_OPERATOR__STATE_DIR", str(tmp_path))
+    monkeypatch.setattr("tf_operator.cli.clean.SETTLED", -1.0)
+    code, _, err = cli("clean")
+    assert (code, err) == (
+        2,
+        f"tf-operator: {tmp_path}/leases/x.json: Is a directory; run it as the user this belongs to, with space on the"
+        " disk\n",
+    )
+
+
 def test_validate_tells_jobs_that_share_a_name(cli: Cli, job_path: Path) -> None:
     draft = job_path.with_name("draft.yaml")
     draft.write_text(JOB)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_operator.runners import process_tree, secret_files
+from tf_operator.runners import process_tree, renewal, secret_files
 from tf_operator.runners.keeper import describe, signal_name
 from tf_operator.runners.output_log import OutputLog
 from tf_operator.runners.run_folder import RESERVED, RunFolder
@@ -89,6 +89,21 @@ def test_a_directory_laid_out_by_others_is_refused(tmp_path: Path, monkeypatch: 
     finally:
         folder.parent.rmdir()
         trap.rmdir()
+
+
+@pytest.mark.parametrize("blocked", ["the base", "the directory"])
+def test_what_others_put_in_the_place_of_secrets_is_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocked: str
+) -> None:
+    """Everybody may write into shared memory."""
+    monkeypatch.setattr(secret_files, "MEMORY", tmp_path)
+    folder = secret_files.secrets_dir(tmp_path, "k")
+    place = folder.parent if blocked == "the base" else folder
+    place.parent.mkdir(exist_ok=True)
+    place.touch()
+    secret_files.remove(folder)
+    renewal.carry_out(folder, lambda _: None, None)
+    assert place.exists()
 
 
 # -- processes

@@ -68,6 +68,17 @@ def test_a_login_that_ended_is_made_again(server: Server, monkeypatch: pytest.Mo
     assert server.asked.count("/auth/token") == 3
 
 
+@pytest.mark.parametrize("page", [b"<html>log in</html>", b"[]"])
+def test_a_login_page_of_somebody_else_is_one_line(
+    server: Server, monkeypatch: pytest.MonkeyPatch, page: bytes
+) -> None:
+    for name in ("USER", "PASSWORD"):
+        monkeypatch.setenv(f"TF_OPERATOR_API_{name}", "me")
+    server.answers += [(401, {"detail": "log in"}), (200, page)]
+    with pytest.raises(ApiError, match="its answer is not JSON|log in"):
+        AirflowApi(server.url).unpause("mine")
+
+
 def test_a_token_that_was_given_is_not_replaced(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_OPERATOR_API_USER", "me")
     server.answers += [(401, {"detail": "no"})]

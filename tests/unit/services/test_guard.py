@@ -10,11 +10,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+from tf_operator.errors import ServiceError
+from tf_operator.services.airflow import Airflow
+from tf_operator.services.airflow_settings import Setup
 
 PYTHON = sys.executable
 # A service that starts a program in a session of its own, and does not care for TERM.
@@ -144,3 +149,23 @@ def test_a_service_can_be_started_again(guarded: Guarded) -> None:
     assert guarded.event()["event"] == "exited"
     guarded.tell("start plain")
     assert guarded.event()["pid"] != first
+
+
+def test_who_waits_for_services_whose_guard_was_killed_is_told(tmp_path: Path) -> None:
+    """Their ends are reported by nobody then."""
+    airflow = Airflow(Setup(home=tmp_path, project=Path(__file__).parents[3]))
+    airflow.log_dir.mkdir(parents=True)
+    airflow._take_home()
+    airflow._start_guard()
+    assert airflow._guard
+    try:
+        airflow._begun["scheduler"] = datetime.now(UTC)
+        airflow._pids["scheduler"] = airflow._guard.pid
+        airflow._guard.kill()
+        for wait in (airflow.wait_for_end, airflow.wait_healthy, lambda: airflow.run_once("pools")):
+            with pytest.raises(ServiceError, match="the guard ended, and with it every process of Airflow"):
+                wait()
+        with pytest.raises(ServiceError, match="the guard ended"):
+            airflow.start_component("scheduler")
+    finally:
+        airflow.stop()
