@@ -39,7 +39,7 @@ def local(
     from tf_operator.pools import configured_slots_per_gpu
 
     job_file = TensorFlowJob.from_file(file)
-    project = settings.project_dir(file.absolute().parent)
+    project = settings.project_of(file)
     run_id = new_run_id()
     job = local_machine.render(job_file, run_id, project, read_params(param or [], job_file.param_specs))
     screen = Screen(job.replicas)
