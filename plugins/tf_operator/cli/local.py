@@ -64,6 +64,7 @@ def _run(job: RenderedJob, run_id: str, slots_per_gpu: int, screen: Screen) -> L
         host_for=lambda _, identity: host_for(job, identity, slots_per_gpu, login=login_environment),
         emit=screen.output,
         log=screen.note,
+        say=screen.say,
         on_change=screen.progress,
     )
     with _signals(run), screen:

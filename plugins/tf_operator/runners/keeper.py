@@ -167,7 +167,8 @@ class Keeper:
     def _stop(self, grace: float, reason: str | None, now: float) -> None:
         """TERM the first time; a later request can only shorten the grace."""
         if self._kill_at is not None:
-            self._kill_at = min(self._kill_at, now + grace)
+            if now + grace < self._kill_at:
+                self._kill_at, self._grace = now + grace, grace
             return
         self._kill_at = now + grace
         self._stopping = True
