@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from digits.data import Digits
-from digits.replica import HIDDEN, LEARNING_RATE, inputs, leave, options, run, say, serve, task, write_result
+from digits.replica import HIDDEN, LEARNING_RATE, inputs, leave, options, run, say, serve, task, whole, write_result
 
 
 @dataclass
@@ -156,8 +156,8 @@ class Training:
 def train() -> None:
     """Run this process's role."""
     parser = options(__doc__)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--steps-per-epoch", type=int, default=100)
+    parser.add_argument("--epochs", type=whole, default=5)
+    parser.add_argument("--steps-per-epoch", type=whole, default=100)
     args = parser.parse_args()
     place = task("chief", "worker", "ps")
     if place.kind != "chief":

@@ -231,6 +231,30 @@ def test_wrong_input_is_one_line(make: Make, name: str, replica: str, env: dict[
     assert len(told.splitlines()) == 1, "said before TensorFlow is imported"
 
 
+ARGUMENTS: list[tuple[str, str, str]] = [
+    ("mwms", "--batch-size=0", "argument --batch-size: 0 must be a whole number from 1 to 999999999"),
+    ("mwms", "--steps=1e3", "argument --steps: 1e3 must be a whole number from 1"),
+    ("in-graph", "--save-every=0", "argument --save-every: 0 must be"),
+    ("between-graph", "--steps=99999999999999999999", "argument --steps: 99999999999999999999 must be"),
+    ("keras-ps", "--epochs=-1", "argument --epochs: -1 must be"),
+    ("keras-mwms", "--steps-per-epoch=", "argument --steps-per-epoch:  must be"),
+    ("mwms", "--step-delay=nan", "argument --step-delay: nan must be a number of seconds, 0 or more"),
+    ("mwms", "--step-delay=1e999", "argument --step-delay: 1e999 must be"),
+    ("mwms", "--workers=2", "unrecognized arguments: --workers=2; see --help"),
+    ("mwms", "--model-dir=/proc/model", "/proc/model: No such file or directory: give a --model-dir that can be"),
+]
+
+
+@pytest.mark.parametrize(("name", "argument", "expected"), ARGUMENTS)
+def test_a_wrong_argument_is_one_line(make: Make, name: str, argument: str, expected: str) -> None:
+    replicas = make(name)
+    leader = FORMS[name].leader
+    replicas.start(argument, only=[leader])
+    replicas.await_exit(leader, code=2)
+    (line,) = replicas.log(leader).splitlines()
+    assert line.startswith(f"digits: {expected}")
+
+
 def test_what_a_lost_peer_looks_like() -> None:
     """Also where the coordinator wraps it: an ordinary end would hang there, or be aborted."""
     script = (
@@ -242,6 +266,9 @@ def test_what_a_lost_peer_looks_like() -> None:
         "assert all(map(is_lost, lost))\n"
         "own = ValueError('nan'), tf.errors.InvalidArgumentError(None, None, 'nan'), c.ClosureInputError(TypeError())\n"
         "assert not any(map(is_lost, own))\n"
+        "taken = tf.errors.UnknownError(None, None, 'Could not start gRPC server')\n"
+        "broken = tf.errors.InternalError(None, None, 'cudaGetDevice() failed. Status: initialization error')\n"
+        "assert not is_lost(taken) and not is_lost(broken)\n"
     )
     examples = Path(__file__).resolve().parents[2] / "examples"
     subprocess.run([sys.executable, "-c", script], cwd=examples, check=True, timeout=120)
