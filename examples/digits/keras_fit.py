@@ -20,9 +20,10 @@ def arguments(about: str | None) -> argparse.Namespace:
     parser = options(about)
     parser.add_argument("--epochs", type=whole, default=6)
     parser.add_argument("--steps-per-epoch", type=whole, default=100)
+    args = parser.parse_args()
     if os.environ.get("TF_USE_LEGACY_KERAS") not in ("1", "true", "True"):
         raise DataError("TF_USE_LEGACY_KERAS=1 is not set: Keras 3 cannot do this, put it into program.env")
-    return parser.parse_args()
+    return args
 
 
 def make_model() -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from digits.checkpoints import pass_over_torn
 from digits.data import Digits
 from digits.replica import HIDDEN, LEARNING_RATE, inputs, leave, options, run, say, serve, task, whole, write_result
 
@@ -94,6 +95,7 @@ class Training:
         self.digits = digits
         self.stepped = False
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        pass_over_torn(args.model_dir)
         say("waiting for the cluster")
         strategy = tf.distribute.ParameterServerStrategy(resolver)
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
