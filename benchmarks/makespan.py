@@ -28,7 +28,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "system"), str(ROOT / "tests")]
 
-from harness import make_project  # noqa: E402 - the tests' own, found by the line above
+from airflow_under_test import make_project  # noqa: E402 - the tests' own, found by the line above
 from postgres_server import PostgresServer  # noqa: E402
 
 from tf_operator.gpus import holders  # noqa: E402

@@ -22,7 +22,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "integration"), str(ROOT / "tests" / "system"), str(ROOT / "tests")]
 
-from harness import AirflowUnderTest, make_project  # noqa: E402 - found by the line above
+from airflow_under_test import AirflowUnderTest, make_project  # noqa: E402 - found by the line above
 from tf_replicas import Replicas, prepare  # noqa: E402
 
 from tf_operator.services.openbao import DevOpenBao  # noqa: E402

@@ -12,17 +12,18 @@ import time
 from typing import Any
 
 from digits.data import DataError, Digits
-from digits.replica import HIDDEN, LEARNING_RATE, options, say
+from digits.replica import HIDDEN, LEARNING_RATE, options, say, whole
 
 
 def arguments(about: str | None) -> argparse.Namespace:
     """Read the command line; DataError without legacy Keras."""
     parser = options(about)
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--steps-per-epoch", type=int, default=100)
+    parser.add_argument("--epochs", type=whole, default=6)
+    parser.add_argument("--steps-per-epoch", type=whole, default=100)
+    args = parser.parse_args()
     if os.environ.get("TF_USE_LEGACY_KERAS") not in ("1", "true", "True"):
         raise DataError("TF_USE_LEGACY_KERAS=1 is not set: Keras 3 cannot do this, put it into program.env")
-    return parser.parse_args()
+    return args
 
 
 def make_model() -> Any:

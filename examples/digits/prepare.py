@@ -6,13 +6,13 @@ key is written anew, anything else is left alone.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 import numpy as np
 
 from digits.data import DataError, decrypt, encrypt, key_from_environment
+from digits.replica import Arguments
 
 FERNET = b"gAAAA"
 """How whatever the key's cipher wrote begins: its version, and a time before the year 2106."""
@@ -39,10 +39,10 @@ def prepare(out: Path) -> bool:
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Arguments(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
     try:
+        args = parser.parse_args()
         print(f"{args.out}: {'written' if prepare(args.out) else 'kept'}")
     except DataError as error:
         print(f"digits: {error}", file=sys.stderr)

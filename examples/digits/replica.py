@@ -6,9 +6,11 @@ No TensorFlow is imported before it is needed: what is wrong with the inputs is 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -21,8 +23,12 @@ from digits.data import DataError, Digits, key_from_environment, load
 HIDDEN = 64
 LEARNING_RATE = 0.3
 
-LOST = ("UnavailableError", "AbortedError", "InternalError", "DeadlineExceededError", "CancelledError", "UnknownError")
-"""What TensorFlow raises where a peer is gone: one class for each way to notice it."""
+LOST = ("UnavailableError", "AbortedError", "DeadlineExceededError", "CancelledError")
+"""What TensorFlow raises where a peer is gone: one class for each way to notice it.
+
+Not InternalError and UnknownError: those are faults of one's own, such as a port that is taken, a GPU that fails, or an
+exception in the program's Python code behind a data set.
+"""
 
 
 def say(text: str) -> None:
@@ -64,11 +70,34 @@ def task(*kinds: str) -> Task:
     return found
 
 
+class Arguments(argparse.ArgumentParser):
+    """A command line that tells what is wrong with it as the other inputs do: in one line, without its usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Called by argparse."""
+        raise DataError(f"{message}; see --help")
+
+
+def whole(text: str) -> int:
+    """Read a number of steps, epochs or images."""
+    if text.isdecimal() and len(text) < 10 and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text} must be a whole number from 1 to 999999999")
+
+
+def seconds(text: str) -> float:
+    """Read a time to wait."""
+    with contextlib.suppress(ValueError):
+        if 0 <= (number := float(text)) <= threading.TIMEOUT_MAX:
+            return number
+    raise argparse.ArgumentTypeError(f"{text} must be a number of seconds, 0 or more")
+
+
 def options(about: str | None) -> argparse.ArgumentParser:
     """Return the command line that all programs understand."""
-    parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--batch-size", type=int, default=32, help="of each replica that trains")
-    parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to wait after each step")
+    parser = Arguments(description=about)
+    parser.add_argument("--batch-size", type=whole, default=32, help="of each replica that trains")
+    parser.add_argument("--step-delay", type=seconds, default=0.0, help="seconds to wait after each step")
     parser.add_argument("--data", type=Path, default=os.environ.get("DIGITS_DATA") or None)
     parser.add_argument("--model-dir", type=Path, default=os.environ.get("TF_OPERATOR_MODEL_DIR") or None)
     return parser
@@ -77,8 +106,8 @@ def options(about: str | None) -> argparse.ArgumentParser:
 def stepwise(about: str | None) -> argparse.ArgumentParser:
     """Return the command line of the programs that count steps, not epochs."""
     parser = options(about)
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--save-every", type=int, default=50, help="steps from one checkpoint and line to the next")
+    parser.add_argument("--steps", type=whole, default=500)
+    parser.add_argument("--save-every", type=whole, default=50, help="steps from one checkpoint and line to the next")
     return parser
 
 
@@ -88,6 +117,10 @@ def inputs(args: argparse.Namespace) -> Digits:
         raise DataError("no data set: give --data, or set DIGITS_DATA")
     if not args.model_dir:
         raise DataError("no place for checkpoints: give --model-dir, or set TF_OPERATOR_MODEL_DIR")
+    try:
+        args.model_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{args.model_dir}: {error.strerror}: give a --model-dir that can be written") from None
     return load(args.data, key_from_environment())
 
 

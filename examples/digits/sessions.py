@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from digits.checkpoints import pass_over_torn
 from digits.data import Digits
 from digits.replica import HIDDEN, say
 
@@ -133,6 +134,7 @@ def leader_session(master: str, progress: Progress, hooks: list[Any], config: An
 
     It survives the loss of a ps or worker: TensorFlow makes it anew and restores the last checkpoint.
     """
+    pass_over_torn(progress.args.model_dir)
     folder, every, scaffold = str(progress.args.model_dir), progress.args.save_every, v1.train.Scaffold()
     saver = v1.train.CheckpointSaverHook(folder, save_steps=every, scaffold=scaffold, listeners=[SaySaved(progress)])
     return v1.train.MonitoredTrainingSession(

@@ -9,9 +9,10 @@ import argparse
 import sys
 from typing import Any
 
+from digits.checkpoints import pass_over_torn
 from digits.data import Digits
 from digits.keras_fit import arguments, callbacks, make_model, result
-from digits.replica import inputs, leave, run, say, task, write_result
+from digits.replica import Task, inputs, leave, run, say, task, write_result
 
 
 def make_dataset(digits: Digits, batch_size: int) -> Any:
@@ -25,10 +26,12 @@ def make_dataset(digits: Digits, batch_size: int) -> Any:
     return batches.with_options(choices)
 
 
-def fit(args: argparse.Namespace, digits: Digits) -> dict[str, Any]:
+def fit(args: argparse.Namespace, place: Task, digits: Digits) -> dict[str, Any]:
     """Train what is left of the epochs; return the result."""
     import tensorflow as tf
 
+    if place.leads:
+        pass_over_torn(args.model_dir / "chief")  # where BackupAndRestore saves
     say("waiting for the cluster")
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     say("the cluster is complete")
@@ -44,7 +47,7 @@ def train() -> None:
     """Run this process's role."""
     args = arguments(__doc__)
     place = task("chief", "worker")
-    found = fit(args, inputs(args))
+    found = fit(args, place, inputs(args))
     if place.leads:
         write_result(found)
 

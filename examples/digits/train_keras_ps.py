@@ -10,6 +10,7 @@ import argparse
 import sys
 from typing import Any
 
+from digits.checkpoints import pass_over_torn
 from digits.data import Digits
 from digits.keras_fit import arguments, callbacks, make_model, result
 from digits.replica import inputs, leave, run, say, serve, task, write_result
@@ -24,6 +25,7 @@ def fit(args: argparse.Namespace, digits: Digits) -> None:
         pairs = tf.data.Dataset.from_tensor_slices((digits.train_x, digits.train_y))
         return pairs.shuffle(len(digits.train_x)).repeat().batch(args.batch_size).prefetch(2)
 
+    pass_over_torn(args.model_dir / "chief")  # where BackupAndRestore saves
     say("waiting for the cluster")
     strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
     say("the cluster is complete")

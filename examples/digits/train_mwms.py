@@ -7,10 +7,12 @@ All replicas are workers and do the same steps. The leader (the chief, else work
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import time
 from typing import Any
 
+from digits.checkpoints import pass_over_torn
 from digits.data import DataError, Digits
 from digits.replica import HIDDEN, LEARNING_RATE, Task, inputs, leave, run, say, stepwise, task, write_result
 
@@ -22,6 +24,8 @@ class Training:
         import tensorflow as tf
 
         self.args, self.place, self.digits = args, place, digits
+        if place.leads:
+            pass_over_torn(args.model_dir)  # before the others are met: they wait below until it is done
         say("waiting for the cluster")
         self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
         say("the cluster is complete")
@@ -31,6 +35,8 @@ class Training:
         self.checkpoint = tf.train.Checkpoint(step=self.step, weights=self.weights)
         # A save may need values of all workers, so all must take part in it; only the leader's copy is kept.
         own = args.model_dir if place.leads else args.model_dir / "not_leading" / str(place)
+        if not place.leads:
+            shutil.rmtree(own, ignore_errors=True)  # nobody reads it, and a torn one would end this program
         self.manager = tf.train.CheckpointManager(self.checkpoint, str(own), max_to_keep=3 if place.leads else 1)
 
     def run(self) -> dict[str, Any]:

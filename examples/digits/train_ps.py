@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from digits.checkpoints import pass_over_torn
 from digits.data import Digits
-from digits.replica import HIDDEN, LEARNING_RATE, inputs, leave, options, run, say, serve, task, write_result
+from digits.replica import HIDDEN, LEARNING_RATE, inputs, leave, options, run, say, serve, task, whole, write_result
 
 
 @dataclass
@@ -94,6 +95,7 @@ class Training:
         self.digits = digits
         self.stepped = False
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        pass_over_torn(args.model_dir)
         say("waiting for the cluster")
         strategy = tf.distribute.ParameterServerStrategy(resolver)
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -156,8 +158,8 @@ class Training:
 def train() -> None:
     """Run this process's role."""
     parser = options(__doc__)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--steps-per-epoch", type=int, default=100)
+    parser.add_argument("--epochs", type=whole, default=5)
+    parser.add_argument("--steps-per-epoch", type=whole, default=100)
     args = parser.parse_args()
     place = task("chief", "worker", "ps")
     if place.kind != "chief":

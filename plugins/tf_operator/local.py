@@ -11,6 +11,7 @@ import json
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ ORPHAN_TIMEOUT = 60.0
 """Seconds a program lives on when this process is killed: nobody comes back to adopt it."""
 
 INTERRUPTED = "interrupted by Ctrl-C"
+AGAIN = "interrupted again: the programs are killed at once"
 
 
 @dataclass
@@ -85,7 +87,10 @@ class LocalOutcome:
 
 
 class LocalRun:
-    """Runs a rendered job on this machine. `emit(replica, line)` gets output, `log(replica, line)` what we do."""
+    """Runs a rendered job on this machine. `emit(replica, line)` gets output, `log(replica, line)` what we do.
+
+    `say` gets what a person who interrupts it should know.
+    """
 
     def __init__(
         self,
@@ -95,11 +100,14 @@ class LocalRun:
         host_for: Callable[[ReplicaId, Identity], Host],
         emit: Callable[[ReplicaId, str], None],
         log: Callable[[ReplicaId, str], None],
+        say: Callable[[str], None] = lambda _line: None,
         on_change: Callable[[Cluster, Mapping[ReplicaId, Member]], None] = lambda _cluster, _members: None,
     ) -> None:
         policy = job.run_policy.model_copy(update={"orphan_timeout": ORPHAN_TIMEOUT})
         self._job, self._run_id = job.model_copy(update={"run_policy": policy}), run_id
         self._host_for, self._emit, self._log, self._on_change = host_for, emit, log, on_change
+        # Said by the loop: a signal handler may have broken into the printing of another line.
+        self._say_line, self._unsaid = say, deque[str]()
         self._owner = Owner(job, begin(job, uuid.uuid4().hex))
         self._board = _Board(self._owner.cluster)
         self._hosts: dict[ReplicaId, Host] = {}
@@ -120,6 +128,11 @@ class LocalRun:
     def interrupt(self) -> None:
         """Ctrl-C: the first one stops the job, the second one kills its programs at once."""
         self._killing = self._stop_reason is not None
+        grace = self._job.run_policy.termination_grace
+        first = (
+            f"interrupted: the programs have {grace:g} s to end (termination_grace); Ctrl-C again kills them at once"
+        )
+        self._unsaid.append(AGAIN if self._killing else first)
         self.stop(INTERRUPTED)
 
     def run(self) -> LocalOutcome:
@@ -153,6 +166,8 @@ class LocalRun:
             self._over.set()
 
     def _tick(self, threads: list[threading.Thread]) -> None:
+        while self._unsaid:
+            self._say_line(self._unsaid.popleft())
         self._decide()
         if self._killing:
             self._kill()

@@ -45,17 +45,29 @@ def airflow_cfg(section: str, key: str) -> str | None:
 
 
 def project_dir(start: Path | None = None) -> Path:
-    """Where relative paths of a job file start: `project_dir`, else the nearest folder upwards with `configs/jobs`."""
+    """The project: `project_dir`, else the nearest folder upwards with `configs/jobs`."""
     if configured := get("project_dir"):
         return Path(configured).expanduser().resolve()
     return nearest_project(start or Path.cwd())
+
+
+def project_of(file: Path) -> Path:
+    """Where a job file's relative paths start: `project_dir`, else the project it lies in, else the one we stand in."""
+    folder = file.absolute().parent
+    found = [project_dir(folder), project_dir()]
+    return next((project for project in found if is_project(project)), found[0])
+
+
+def is_project(folder: Path) -> bool:
+    """Whether job files are looked for in it."""
+    return (folder / "configs" / "jobs").is_dir()
 
 
 def nearest_project(start: Path) -> Path:
     """The nearest folder upwards with `configs/jobs`, else where it starts."""
     here = start.resolve()
     for folder in (here, *here.parents):
-        if (folder / "configs" / "jobs").is_dir():
+        if is_project(folder):
             return folder
     return here if here.is_dir() else here.parent
 

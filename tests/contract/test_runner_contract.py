@@ -159,7 +159,9 @@ def test_a_second_stop_can_only_shorten_the_grace(kit: ProcessKit, tmp_path: Pat
     found.append(kit.runner.find(handle.identity))
     assert [each and each.stopping for each in found] == [False, True], "who comes next does not go on with it"
     kit.runner.stop(handle, 0.2)
-    assert kit.wait(handle, 15).signal == "SIGKILL"
+    end = kit.wait(handle, 15)
+    assert end.signal == "SIGKILL"
+    assert "0.2 s" in str(end.reason), "and it is the shorter one that is told"
 
 
 def test_the_grace_can_be_used_to_save(kit: ProcessKit, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -87,31 +88,49 @@ def finish(replicas: Replicas, form: Form) -> None:
     assert 400 <= result["steps"] < 410, "asynchronous workers may do a step more each"
 
 
+def tear(folder: Path, what: str) -> None:
+    """As a machine may leave it that crashes while a checkpoint is saved: half of its `data`, or an empty `state`."""
+    state = folder / "checkpoint"
+    if what == "state":
+        state.write_bytes(b"")
+        return
+    newest = Path(state.read_text().split('"')[1]).name
+    (data,) = folder.glob(f"{newest}.data-*")
+    os.truncate(data, data.stat().st_size // 2)
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("name", "torn"),
     [
-        "mwms",
-        "keras-mwms",
-        "keras-ps",
-        "between-graph-sync",
-        "in-graph",
-        pytest.param("between-graph", marks=pytest.mark.long),
-        pytest.param("between-graph-chief", marks=pytest.mark.long),
+        ("mwms", "data"),
+        ("keras-mwms", "state"),
+        ("keras-ps", None),
+        ("between-graph-sync", "data"),
+        ("in-graph", None),
+        pytest.param("keras-ps", "state", marks=pytest.mark.long),
+        pytest.param("in-graph", "state", marks=pytest.mark.long),
+        pytest.param("between-graph", "data", marks=pytest.mark.long),
+        pytest.param("between-graph-chief", None, marks=pytest.mark.long),
     ],
 )
-def test_trains_and_goes_on_after_the_end_of_everything(make: Make, name: str) -> None:
+def test_trains_and_goes_on_after_the_end_of_everything(make: Make, name: str, torn: str | None) -> None:
     form = FORMS[name]
     replicas = make(name)
     replicas.start(*form.args, SLOW)
     replicas.await_step(form.leader, 100)
     replicas.kill(*replicas.names)
     seen = max(replicas.steps(form.leader))
+    if torn:
+        tear(replicas.model_dir / ("chief" if "keras" in name else ""), torn)
 
     replicas.start(*form.args)
     finish(replicas, form)
     restored = replicas.result()["restored_step"]
-    assert restored >= seen // 50 * 50 >= 100, "what was saved is not trained again"
-    assert f" restored step {restored}\n" in replicas.log(form.leader)
+    readable = seen // 50 * 50 - (50 if torn == "data" else 0)
+    assert restored >= readable >= 50, "what was saved is not trained again"
+    assert (" going on from " in replicas.log(form.leader)) == bool(torn)
+    for one in replicas.names if "mwms" in name else [form.leader]:
+        assert f" restored step {restored}\n" in replicas.log(one)
     assert min(replicas.steps(form.leader)) > restored
 
 
@@ -203,6 +222,74 @@ def test_mirrored_workers_that_share_no_model_dir_say_so(make: Make, tmp_path: P
     assert "this replica finds step 0, another one a different step" in replicas.log("worker-1")
 
 
+CHECKPOINTS = """
+import os, shutil, sys
+from pathlib import Path
+import tensorflow as tf
+from digits.checkpoints import pass_over_torn
+
+def manager(folder):
+    return tf.train.CheckpointManager(tf.train.Checkpoint(v=v), str(folder), max_to_keep=3)
+
+def halve(file):
+    os.truncate(file, file.stat().st_size // 2)
+
+v = tf.Variable(tf.range(1000))
+whole = Path(sys.argv[1], "whole")
+for number in (50, 100, 150):
+    manager(whole).save(checkpoint_number=number)
+
+for case, (damage, left) in {
+    "nothing": (lambda f: None, 150),
+    "half of the data": (lambda f: halve(f / "ckpt-150.data-00000-of-00001"), 100),
+    "no data": (lambda f: (f / "ckpt-150.data-00000-of-00001").unlink(), 100),
+    "other data": (lambda f: (f / "ckpt-150.data-00000-of-00001").write_bytes(bytes(9999)), 100),
+    "an empty index": (lambda f: (f / "ckpt-150.index").write_bytes(b""), 100),
+    "no index": (lambda f: (f / "ckpt-150.index").unlink(), 100),
+    "two": (lambda f: [halve(file) for file in f.glob("ckpt-1*.data-*")], 50),
+    "an empty state": (lambda f: (f / "checkpoint").write_bytes(b""), 150),
+    "all": (lambda f: [halve(file) for file in f.glob("*.data-*")], None),
+    "nothing saved": (lambda f: [file.unlink() for file in f.iterdir()], None),
+}.items():
+    folder = shutil.copytree(whole, Path(sys.argv[1], case))
+    damage(folder)
+    before = sorted(folder.iterdir())
+    try:
+        pass_over_torn(folder)
+        pass_over_torn(folder)
+        told = manager(folder).checkpoints
+    except Exception as error:
+        told = error
+    assert sorted(folder.iterdir()) == before
+    expected = [str(folder / f"ckpt-{number}") for number in (50, 100, 150) if left and number <= left]
+    print(f"{case}: {'right' if told == expected else told}", flush=True)
+"""
+
+
+def test_the_newest_checkpoint_that_can_be_read_is_found(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CHECKPOINTS, str(tmp_path)]
+    examples = Path(__file__).resolve().parents[2] / "examples"
+    ended = subprocess.run(command, cwd=examples, capture_output=True, text=True, check=False, timeout=120)
+    told = dict(line.split(": ", 1) for line in ended.stdout.splitlines() if "going on" not in line)
+    refused = told.pop("all", "")
+    assert set(told.values()) == {"right"} and len(told) == 9, ended
+    assert refused.startswith(f"{tmp_path}/all: no checkpoint can be read: ckpt-150: ")
+    assert refused.endswith("; put one back, or move them away to begin anew")
+    assert ended.stdout.count("going on from") == 7, "said once, where there is something to say"
+
+
+@pytest.mark.parametrize("name", ["mwms", "in-graph"])
+def test_a_leader_with_no_checkpoint_that_can_be_read_ends_and_says_so(make: Make, name: str) -> None:
+    replicas = make(name)
+    replicas.model_dir.mkdir()
+    tear(replicas.model_dir, "state")
+    leader = FORMS[name].leader
+    replicas.start(only=[leader])
+    replicas.await_exit(leader, code=2)
+    last = replicas.log(leader).splitlines()[-1]
+    assert last.startswith(f"digits: {replicas.model_dir}: no checkpoint can be read: the file `checkpoint` names none")
+
+
 WRONG: list[tuple[str, str, dict[str, str], str]] = [
     ("mwms", "worker-0", {"DIGITS_DATA_KEY": ""}, "DIGITS_DATA_KEY is not set"),
     ("mwms", "worker-0", {"TF_OPERATOR_MODEL_DIR": ""}, "no place for checkpoints: give --model-dir"),
@@ -231,6 +318,30 @@ def test_wrong_input_is_one_line(make: Make, name: str, replica: str, env: dict[
     assert len(told.splitlines()) == 1, "said before TensorFlow is imported"
 
 
+ARGUMENTS: list[tuple[str, str, str]] = [
+    ("mwms", "--batch-size=0", "argument --batch-size: 0 must be a whole number from 1 to 999999999"),
+    ("mwms", "--steps=1e3", "argument --steps: 1e3 must be a whole number from 1"),
+    ("in-graph", "--save-every=0", "argument --save-every: 0 must be"),
+    ("between-graph", "--steps=99999999999999999999", "argument --steps: 99999999999999999999 must be"),
+    ("keras-ps", "--epochs=-1", "argument --epochs: -1 must be"),
+    ("keras-mwms", "--steps-per-epoch=", "argument --steps-per-epoch:  must be"),
+    ("mwms", "--step-delay=nan", "argument --step-delay: nan must be a number of seconds, 0 or more"),
+    ("mwms", "--step-delay=1e999", "argument --step-delay: 1e999 must be"),
+    ("mwms", "--workers=2", "unrecognized arguments: --workers=2; see --help"),
+    ("mwms", "--model-dir=/proc/model", "/proc/model: No such file or directory: give a --model-dir that can be"),
+]
+
+
+@pytest.mark.parametrize(("name", "argument", "expected"), ARGUMENTS)
+def test_a_wrong_argument_is_one_line(make: Make, name: str, argument: str, expected: str) -> None:
+    replicas = make(name)
+    leader = FORMS[name].leader
+    replicas.start(argument, only=[leader])
+    replicas.await_exit(leader, code=2)
+    (line,) = replicas.log(leader).splitlines()
+    assert line.startswith(f"digits: {expected}")
+
+
 def test_what_a_lost_peer_looks_like() -> None:
     """Also where the coordinator wraps it: an ordinary end would hang there, or be aborted."""
     script = (
@@ -242,6 +353,9 @@ def test_what_a_lost_peer_looks_like() -> None:
         "assert all(map(is_lost, lost))\n"
         "own = ValueError('nan'), tf.errors.InvalidArgumentError(None, None, 'nan'), c.ClosureInputError(TypeError())\n"
         "assert not any(map(is_lost, own))\n"
+        "taken = tf.errors.UnknownError(None, None, 'Could not start gRPC server')\n"
+        "broken = tf.errors.InternalError(None, None, 'cudaGetDevice() failed. Status: initialization error')\n"
+        "assert not is_lost(taken) and not is_lost(broken)\n"
     )
     examples = Path(__file__).resolve().parents[2] / "examples"
     subprocess.run([sys.executable, "-c", script], cwd=examples, check=True, timeout=120)

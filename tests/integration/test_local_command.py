@@ -137,8 +137,12 @@ def test_a_second_ctrl_c_does_not_wait(make: Make, tmp_path: Path) -> None:
     assert process.poll() is None
     wait_until("the first Ctrl-C to be heard", lambda: list((tmp_path / "state").glob("runs/*/stop.*.json")))
     process.send_signal(signal.SIGINT)
-    code, _, _ = finished(process, 30)
-    assert code == 130
+    code, out, err = finished(process, 30)
+    assert (code, err) == (130, "job probe failed: interrupted by Ctrl-C\n")
+    first, second = (line for line in out.splitlines() if line.startswith("interrupted"))
+    assert first == "interrupted: the programs have 300 s to end (termination_grace); Ctrl-C again kills them at once"
+    assert second == "interrupted again: the programs are killed at once"
+    assert "worker-0: stopped: exit code 137 (SIGKILL)\n" in out, "nobody waited for 300 s"
     bench.assert_nothing_left()
 
 

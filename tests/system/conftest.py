@@ -1,4 +1,4 @@
-"""Fixtures of the system tests; `harness.py` tells how to use them."""
+"""Fixtures of the system tests; `airflow_under_test.py` tells how to use them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import time
 from collections.abc import Generator, Iterator
 
 import pytest
+from airflow_under_test import AirflowUnderTest, make_project
 from docker_engine import DockerEngine
-from harness import AirflowUnderTest, make_project, wait_for
+from run_under_test import wait_for
 
 from tf_operator.services.openbao import DevOpenBao
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import docker
+from airflow_under_test import AirflowUnderTest
 from docker_engine import IMAGE, DockerEngine
-from harness import AirflowUnderTest
 from probe_jobs import PROBE
 from sampling import sampled
 

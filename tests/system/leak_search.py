@@ -15,7 +15,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 import psutil
-from harness import AirflowUnderTest, RunUnderTest, files_below
+from airflow_under_test import AirflowUnderTest, files_below
+from run_under_test import RunUnderTest
 
 from tf_operator.errors import ApiError
 

@@ -16,7 +16,8 @@ from itertools import dropwhile
 from typing import Any
 
 import yaml
-from harness import ROOT, AirflowUnderTest, RunUnderTest, wait_for
+from airflow_under_test import ROOT, AirflowUnderTest
+from run_under_test import RunUnderTest, wait_for
 
 STALL_TIMEOUT = "60s"
 """Longer than the import of TensorFlow by eight programs at once on two cores: until then nothing is said."""

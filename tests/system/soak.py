@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from harness import AirflowUnderTest, RunUnderTest, wait_for
+from airflow_under_test import AirflowUnderTest
 from probe_jobs import probe, starts
+from run_under_test import RunUnderTest, wait_for
 from soak_plan import STRATEGIES, Fault, make_plans, replica_names
 
 from tf_operator.runners.leftovers import leftovers

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from harness import AirflowUnderTest
+from airflow_under_test import AirflowUnderTest
 from probe_jobs import probe, probe_job
 
 pytestmark = pytest.mark.airflow

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import AirflowUnderTest, RunUnderTest, wait_for
+from airflow_under_test import AirflowUnderTest
 from probe_jobs import FOREVER, probe, starts
+from run_under_test import RunUnderTest, wait_for
 
 pytestmark = pytest.mark.airflow
 

@@ -7,7 +7,8 @@ import re
 from itertools import combinations
 
 import pytest
-from harness import AirflowUnderTest, RunUnderTest, wait_for
+from airflow_under_test import AirflowUnderTest
+from run_under_test import RunUnderTest, wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.tensorflow, pytest.mark.timeout(600)]
 

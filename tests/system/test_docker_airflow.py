@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow_under_test import AirflowUnderTest
 from docker_engine import IMAGE, DockerEngine
 from docker_jobs import in_containers, tensorflow_image, tensorflow_runtime, watched
-from harness import AirflowUnderTest, RunUnderTest, wait_for
 from older_tensorflow import packages
 from probe_jobs import probe, probe_job, starts
+from run_under_test import RunUnderTest, wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.docker]
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow_under_test import AirflowUnderTest
 from docker_engine import DockerEngine, registry
 from docker_jobs import in_containers
-from harness import AirflowUnderTest, RunUnderTest, wait_for
 from probe_jobs import probe, starts
+from run_under_test import RunUnderTest, wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.docker]
 

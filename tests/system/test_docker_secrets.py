@@ -7,9 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from airflow_under_test import AirflowUnderTest
 from docker_engine import DockerEngine
 from docker_jobs import all_texts, argvs, in_containers
-from harness import AirflowUnderTest, wait_for
+from run_under_test import wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.docker, pytest.mark.long]
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import AirflowUnderTest, RunUnderTest, wait_for
+from airflow_under_test import AirflowUnderTest
 from probe_jobs import probe, starts
+from run_under_test import RunUnderTest, wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]  # the first test's setup runs all jobs
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from harness import AirflowUnderTest, wait_for
+from airflow_under_test import AirflowUnderTest
 from probe_jobs import probe, probe_job, starts
+from run_under_test import wait_for
 
 from tf_operator.pools import describe
 

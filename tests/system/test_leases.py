@@ -13,8 +13,9 @@ from typing import Any
 
 import hvac
 import pytest
-from harness import AirflowUnderTest, RunUnderTest, wait_for
+from airflow_under_test import AirflowUnderTest
 from postgres_server import PostgresServer, binaries
+from run_under_test import RunUnderTest, wait_for
 
 from tf_operator.secrets.ledger import ledgers
 

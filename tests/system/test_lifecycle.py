@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harness import AirflowUnderTest, wait_for
+from airflow_under_test import AirflowUnderTest
 from probe_jobs import FOREVER, probe, probe_job, starts
+from run_under_test import wait_for
 
 pytestmark = pytest.mark.airflow
 

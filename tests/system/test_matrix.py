@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from harness import ROOT, AirflowUnderTest
+from airflow_under_test import ROOT, AirflowUnderTest
 from matrix import PART, ROWS, Row, check, write_jobs
 
 AT_ONCE = 2

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import AirflowUnderTest, make_project
+from airflow_under_test import AirflowUnderTest, make_project
 from probe_jobs import probe, probe_job, starts
 
 pytestmark = [pytest.mark.airflow, pytest.mark.long, pytest.mark.timeout(600)]

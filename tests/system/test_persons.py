@@ -17,8 +17,9 @@ from typing import Any, Literal, TypeVar
 
 import psutil
 import pytest
-from harness import AirflowUnderTest, RunUnderTest, wait_for
+from airflow_under_test import AirflowUnderTest
 from probe_jobs import FOREVER, probe, starts
+from run_under_test import RunUnderTest, wait_for
 
 from tf_operator.errors import ApiError
 

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import AirflowUnderTest, wait_for
+from airflow_under_test import AirflowUnderTest
 from probe_jobs import probe, probe_job, starts
+from run_under_test import wait_for
 
 from tf_operator.services.openbao import DevOpenBao
 

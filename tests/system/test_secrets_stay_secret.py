@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import AirflowUnderTest, RunUnderTest
+from airflow_under_test import AirflowUnderTest
 from leak_search import SHARED_MEMORY, Search, forms
 from probe_jobs import probe, probe_job, starts
+from run_under_test import RunUnderTest
 
 pytestmark = [pytest.mark.airflow, pytest.mark.vault]
 

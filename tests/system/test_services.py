@@ -13,7 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import ROOT, make_project, wait_for
+from airflow_under_test import ROOT, make_project
+from run_under_test import wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from harness import AirflowUnderTest
+from airflow_under_test import AirflowUnderTest
 from soak import Report, Soak
 from soak_plan import COMPONENTS, KINDS, make_plans
 

@@ -7,10 +7,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from airflow_under_test import AirflowUnderTest
 from docker_engine import DockerEngine
 from docker_jobs import tensorflow_image, tensorflow_runtime
-from harness import AirflowUnderTest, RunUnderTest
 from older_tensorflow import VERSION, older, packages
+from run_under_test import RunUnderTest
 
 # The first test makes the older one's environment.
 pytestmark = [pytest.mark.airflow, pytest.mark.tensorflow, pytest.mark.timeout(600)]

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import AirflowUnderTest, RunUnderTest, wait_for
+from airflow_under_test import AirflowUnderTest
 from probe_jobs import FOREVER, probe, probe_job, starts
+from run_under_test import RunUnderTest, wait_for
 
 pytestmark = pytest.mark.airflow
 

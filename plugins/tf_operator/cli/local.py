@@ -39,7 +39,7 @@ def local(
     from tf_operator.pools import configured_slots_per_gpu
 
     job_file = TensorFlowJob.from_file(file)
-    project = settings.project_dir(file.absolute().parent)
+    project = settings.project_of(file)
     run_id = new_run_id()
     job = local_machine.render(job_file, run_id, project, read_params(param or [], job_file.param_specs))
     screen = Screen(job.replicas)
@@ -64,6 +64,7 @@ def _run(job: RenderedJob, run_id: str, slots_per_gpu: int, screen: Screen) -> L
         host_for=lambda _, identity: host_for(job, identity, slots_per_gpu, login=login_environment),
         emit=screen.output,
         log=screen.note,
+        say=screen.say,
         on_change=screen.progress,
     )
     with _signals(run), screen:

@@ -29,7 +29,7 @@ def plan(
     from tf_operator.job_spec import TensorFlowJob, plain_context
 
     job = TensorFlowJob.from_file(file)
-    project = settings.project_dir(file.absolute().parent)
+    project = settings.project_of(file)
     context = plain_context(job.name, EXAMPLE_RUN, EXAMPLE_MOMENT)
     rendered = job.render(context, project_dir=project, params=read_params(param or [], job.param_specs))
     outcome = worked_out(job, rendered, project)

@@ -39,12 +39,11 @@ def run(
 
 
 def _project(file: Path) -> Path:
-    """The project we stand in, else the file's: what Airflow reads. JobError if neither is one."""
-    for start in (Path.cwd(), file.absolute().parent):
-        project = settings.project_dir(start)
-        if (project / "configs" / "jobs").is_dir():
-            return project
-    raise JobError(f"{file}: lies in no project, nor do you stand in one: a folder that holds configs/jobs; go there")
+    """What Airflow reads. JobError if there is none."""
+    project = settings.project_of(file)
+    if settings.is_project(project):
+        return project
+    raise JobError(f"{file}: {project} is no project: it has no configs/jobs; go to one, or put the file into one")
 
 
 def follow_to_end(api: Any, dag_id: str, run_id: str, console: Console) -> int:

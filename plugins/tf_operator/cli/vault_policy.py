@@ -43,7 +43,7 @@ def _references(file: Path, param: list[str], connection: str | None) -> list[Re
     from tf_operator.job_spec import TensorFlowJob, plain_context
 
     job = TensorFlowJob.from_file(file)
-    project = settings.project_dir(file.absolute().parent)
+    project = settings.project_of(file)
     params = read_params(param, job.param_specs)
     first, second = (
         job.render(plain_context(job.name, run, moment), project_dir=project, params=params).secrets

@@ -170,7 +170,8 @@ class Keeper:
     def _stop(self, grace: float, reason: str | None, now: float) -> None:
         """TERM the first time; a later request can only shorten the grace."""
         if self._kill_at is not None:
-            self._kill_at = min(self._kill_at, now + grace)
+            if now + grace < self._kill_at:
+                self._kill_at, self._grace = now + grace, grace
             return
         if self._program.status is not None:
             # It ended by itself before it was asked to: who believes it was stopped would start it again.

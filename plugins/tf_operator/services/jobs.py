@@ -48,8 +48,10 @@ def connect(project: Path) -> AirflowApi:
 def publish(file: Path, project: Path) -> Path:
     """Where the job file is among the project's jobs; copied there if need be. JobError if one is in its way."""
     jobs = project / "configs" / "jobs"
+    job = TensorFlowJob.from_file(file)
+    # The project's, where a relative path is not here.
+    file, name = Path(job.source_file or file), job.name
     source = file.resolve()
-    name = TensorFlowJob.from_file(file).name
     # A copy that was made before is the same job.
     same = {source} if source.is_relative_to(jobs.resolve()) else {source, (jobs / file.name).resolve()}
     for other in sorted(path for path in jobs.rglob("*") if path.suffix in JOB_FILE_ENDINGS):

@@ -156,6 +156,37 @@ def test_wrong_usage_is_one_line_and_exit_2(cli: Cli, arguments: list[str]) -> N
     assert err.endswith("; see tf-operator --help\n")
 
 
+def test_every_command_takes_the_project_that_the_file_lies_in(
+    cli: Cli, job_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the one we stand in; what is configured comes before both."""
+    here, elsewhere, set_by_hand = job_path.parents[2], tmp_path_factory.mktemp("b"), tmp_path_factory.mktemp("c")
+    outside = tmp_path_factory.mktemp("d") / "brought.yaml"
+    outside.write_text(JOB)
+    for number, project in enumerate((here, elsewhere, set_by_hand), 1):
+        (project / "configs" / "jobs").mkdir(parents=True, exist_ok=True)
+        (project / ".airflow").mkdir()
+        (project / ".airflow" / "services.json").write_text(json.dumps({"url": f"http://127.0.0.1:{number}"}))
+    monkeypatch.chdir(elsewhere)
+
+    def taken(file: Path) -> tuple[Path, int]:
+        folder = Path(json.loads(cli("plan", file, "--json")[1])["tasks"][0]["working_dir"])
+        return folder, int(cli("run", file)[2].partition("no Airflow answers at http://127.0.0.1:")[2][0])
+
+    assert taken(job_path) == (here, 1)
+    assert taken(outside) == (elsewhere, 2)
+    monkeypatch.setenv("AIRFLOW__TF_OPERATOR__PROJECT_DIR", str(set_by_hand))
+    assert taken(job_path) == taken(outside) == (set_by_hand, 3)
+
+
+def test_run_without_a_project_is_one_line(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(JOB)
+    code, _, err = cli("run", "mine.yaml")
+    told = f"mine.yaml: {tmp_path} is no project: it has no configs/jobs; go to one, or put the file into one\n"
+    assert (code, err) == (2, told)
+
+
 def test_schema_is_json(cli: Cli) -> None:
     code, out, _ = cli("schema")
     assert code == 0

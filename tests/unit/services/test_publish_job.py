@@ -36,6 +36,12 @@ def test_a_file_among_the_jobs_stays_where_it_is(project: Path) -> None:
     assert publish(file, project) == file
 
 
+def test_a_path_from_the_project_is_known_in_its_folders(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(project / "configs" / "jobs" / "mine.yaml", "mine")
+    monkeypatch.chdir(file.parent)
+    assert publish(Path("configs/jobs/mine.yaml"), project) == file
+
+
 def test_another_file_is_copied_once(project: Path) -> None:
     file = write(project / "drafts" / "mine.yaml", "mine")
     published = publish(file, project)
