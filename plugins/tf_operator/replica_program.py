@@ -97,7 +97,7 @@ class ReplicaProgram:
 
     def _clear_away(self, handle: Handle, why: str) -> None:
         self._log(f"a program of {self._identity.replica} is still here; {why}: stopping and removing it")
-        self._follower.clear_away(handle, self._job.run_policy.termination_grace)
+        self._follower.clear_away(handle, self._job.run_policy.termination_grace, self._keeps_failed())
 
     # -- starting
 
@@ -195,7 +195,7 @@ class ReplicaProgram:
         """The program has ended: nobody uses any more what it was given."""
         self._host.leases.end()
 
-    def stand_ready(self) -> Change:
+    def stand_ready(self, end: Exit) -> Change:
         """The program has ended and is to start again in place: hold the address, remove what is left.
 
         An adopted program's address may be taken by now: at another one the replica is a new incarnation.
@@ -204,7 +204,7 @@ class ReplicaProgram:
         self._memory.save(started=0, address=address)
         if address != before:
             self._memory.next_incarnation()
-        self._follower.remove(self._keeps_failed())
+        self._follower.remove(end.failed and self._keeps_failed())
         return {
             "status": Status.READY,
             "incarnation": self._memory.incarnation,

@@ -12,7 +12,7 @@ from tf_operator import locks
 from tf_operator.errors import RunnerError
 from tf_operator.identity import Identity
 from tf_operator.runners import secret_files
-from tf_operator.runners.clearing import settle
+from tf_operator.runners.clearing import forget_all, settle
 from tf_operator.runners.process import ProcessRunner
 from tf_operator.runners.records import handle_of, identity_of
 from tf_operator.runners.run_folder import RunFolder
@@ -99,8 +99,7 @@ def _clean_one(runner: ProcessRunner, folder: RunFolder, leftover: Leftover, kee
         record = folder.record()
         if record:
             runner.remove(handle_of(record), keep_output)
-        elif not keep_output:
-            folder.forget(keep_output=False)
+        forget_all(folder, keep_output)
     except RunnerError as error:
         return f"not removed: {error}"
     return f"removed: {leftover}"
