@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from tf_operator import model_dir
 from tf_operator.errors import (
     DeviceError,
     ImageError,
@@ -139,7 +140,8 @@ class ReplicaProgram:
     def _launch(self, launch: Launch) -> Change:
         if self._lease is None:
             raise RunnerError(f"{launch.identity.replica}: no address is held to start at")
-        handle = self._follower.start(launch, self._lease)
+        with model_dir.held(self._job.model_dir, launch.identity):
+            handle = self._follower.start(launch, self._lease)
         self._watch_model_dir(self._job.run_policy.stall_timeout)
         where = f"devices {','.join(launch.devices)}" if launch.devices else "no device"
         self._log(f"started {launch.identity.replica} at {handle.address}, generation {launch.generation}, {where}")
