@@ -67,8 +67,8 @@ def held(model_dir: str, identity: Identity) -> Iterator[None]:
             holder = _holder(path, model_dir)
         if holder and _ids(holder) != (identity.dag_id, identity.run_id, identity.group_id):
             raise JobError(
-                f"{identity.replica}: model_dir = {model_dir}: run {holder['run_id']} of {holder['dag_id']} has taken it"
-                " since this run was planned; put {{ run_id }} into model_dir"
+                f"{identity.replica}: model_dir = {model_dir}: run {holder['run_id']} of {holder['dag_id']} has taken"
+                " it since this run was planned; put {{ run_id }} into model_dir"
             )
         yield
 

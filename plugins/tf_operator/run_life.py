@@ -1,4 +1,4 @@
-"""Whether the run that holds a model_dir has ended. On one host its locks tell, whichever Airflow's run it is, or none's.
+"""Whether the run that holds a model_dir has ended. On one host its locks tell, whichever Airflow runs it, or none.
 
 A database tells only of its own runs: one that is not in it may live in another, or have lived in one that was reset.
 """
