@@ -142,18 +142,18 @@ class Follower:
             self._runner.remove(self.handle, keep_output or self._lines.thinned)
         self.handle = None
 
-    def clear_away(self, handle: Handle, grace: float) -> None:
+    def clear_away(self, handle: Handle, grace: float, keep_failed: bool) -> None:
         """Stop and remove a program that nobody goes on with. RunnerError if it does not end."""
         self._runner.stop(handle, grace)
         deadline = self._clock() + grace + KILL_MARGIN
-        while self._runner.poll(handle) is None:
+        while (end := self._runner.poll(handle)) is None:
             if self._clock() > deadline:
                 raise RunnerError(
                     f"{handle.identity}: its old program does not end within {KILL_MARGIN:.0f} s of KILL;"
                     " look for it on this host with `tf-operator clean`"
                 )
             self._sleep(TICK)
-        self._runner.remove(handle, keep_output=False)
+        self._runner.remove(handle, keep_output=keep_failed and end.failed)
 
 
 class ModelDirSigns:

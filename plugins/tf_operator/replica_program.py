@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from tf_operator import model_dir
 from tf_operator.errors import (
     DeviceError,
     ImageError,
@@ -97,7 +98,7 @@ class ReplicaProgram:
 
     def _clear_away(self, handle: Handle, why: str) -> None:
         self._log(f"a program of {self._identity.replica} is still here; {why}: stopping and removing it")
-        self._follower.clear_away(handle, self._job.run_policy.termination_grace)
+        self._follower.clear_away(handle, self._job.run_policy.termination_grace, self._keeps_failed())
 
     # -- starting
 
@@ -139,7 +140,8 @@ class ReplicaProgram:
     def _launch(self, launch: Launch) -> Change:
         if self._lease is None:
             raise RunnerError(f"{launch.identity.replica}: no address is held to start at")
-        handle = self._follower.start(launch, self._lease)
+        with model_dir.held(self._job.model_dir, launch.identity):
+            handle = self._follower.start(launch, self._lease)
         self._watch_model_dir(self._job.run_policy.stall_timeout)
         where = f"devices {','.join(launch.devices)}" if launch.devices else "no device"
         self._log(f"started {launch.identity.replica} at {handle.address}, generation {launch.generation}, {where}")
@@ -195,7 +197,7 @@ class ReplicaProgram:
         """The program has ended: nobody uses any more what it was given."""
         self._host.leases.end()
 
-    def stand_ready(self) -> Change:
+    def stand_ready(self, end: Exit) -> Change:
         """The program has ended and is to start again in place: hold the address, remove what is left.
 
         An adopted program's address may be taken by now: at another one the replica is a new incarnation.
@@ -204,7 +206,7 @@ class ReplicaProgram:
         self._memory.save(started=0, address=address)
         if address != before:
             self._memory.next_incarnation()
-        self._follower.remove(self._keeps_failed())
+        self._follower.remove(end.failed and self._keeps_failed())
         return {
             "status": Status.READY,
             "incarnation": self._memory.incarnation,

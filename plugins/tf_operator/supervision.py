@@ -204,14 +204,14 @@ class Watcher:
         # One that was done before our TERM reached it is done.
         if self._stopping is not None and (end.stopped or end.code != 0):
             self._say(f"stopped ({self._stopping}): {describe_end(end)}")
-            self._stand_ready()
+            self._stand_ready(end)
             return
         self._stopping = None
         self._log(f"{self.replica}: the program ended: {describe_end(end)}")
         self._publish(status=Status.EXITED, end=end, tail=self._follower.tail, final=end.final)
 
-    def _stand_ready(self) -> None:
-        change = self._program.stand_ready()
+    def _stand_ready(self, end: Exit) -> None:
+        change = self._program.stand_ready(end)
         self._stopping = None
         self._publish(**change)
 
@@ -238,7 +238,7 @@ class Watcher:
             if member.end.code == 0 and waited < SETTLE:
                 return None
             self._log(f"drawn down by a peer, not a fault of its own; starting again: {cluster.reason}")
-            self._stand_ready()
+            self._stand_ready(member.end)
             return None
         if verdict is None and member.end.code != 0 and waited > PATIENCE:
             verdict = Verdict.RETRY

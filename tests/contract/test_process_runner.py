@@ -373,6 +373,31 @@ def test_clean_knows_ended_lost_and_output(process_kit: ProcessKit, tmp_path: Pa
     assert leftovers(process_kit.state_dir) == []
 
 
+def test_clean_shows_and_removes_what_was_kept_of_a_failed_start(process_kit: ProcessKit) -> None:
+    failed = process_kit.start("--print", "text:kept", "--exit", "1")
+    process_kit.wait(failed)
+    process_kit.runner.remove(failed, keep_output=True)
+    process_kit.runner.close()
+    (found,) = leftovers(process_kit.state_dir)
+    assert found.state == "output"
+    clean(process_kit.state_dir, [found], keep_output=True)
+    assert process_kit.output(failed) == b"kept\n"
+    clean(process_kit.state_dir, [found])
+    left = [path for path in process_kit.state_dir.rglob("*") if path.is_file()]
+    assert [path.parent.name for path in left] == ["ports"]
+
+
+def test_clean_removes_what_was_kept_with_a_start_that_was_not_removed(process_kit: ProcessKit) -> None:
+    for code in (1, 2):
+        handle = process_kit.start("--exit", str(code), incarnation=code)
+        process_kit.wait(handle)
+        if code == 1:
+            process_kit.runner.remove(handle, keep_output=True)
+    process_kit.runner.close()
+    clean(process_kit.state_dir, leftovers(process_kit.state_dir))
+    assert leftovers(process_kit.state_dir) == []
+
+
 def test_clean_removes_forgotten_secret_files(process_kit: ProcessKit) -> None:
     folder = secret_files.secrets_dir(process_kit.state_dir, "gone-worker-0")
     secret_files.write(folder, [("key", b"secret", 0o400)])

@@ -344,6 +344,20 @@ def test_removing_with_output_leaves_nothing(kit: ProcessKit) -> None:
     assert kit.runner.find(handle.identity) is None
 
 
+def test_what_is_kept_of_a_failed_start_is_in_nobodys_way(kit: ProcessKit) -> None:
+    """`clean_policy: keep_failed`: the next start is neither blocked by it nor takes it away."""
+    failed = kit.start("--print", "text:why it failed", "--exit", "3")
+    kit.wait(failed)
+    kit.runner.remove(failed, keep_output=True)
+    assert kit.runner.find(failed.identity) is None
+    well = kit.start("--print", "text:it went well", incarnation=2)
+    assert kit.wait(well) == Exit(code=0)
+    kit.runner.remove(well, keep_output=False)
+    assert (kit.output(failed), kit.output(well)) == (b"why it failed\n", b"")
+    (kept,) = kit.state_dir.rglob("kept.*.json")
+    assert json.loads(kept.read_text())["code"] == 3
+
+
 def test_a_superseded_watcher_removes_nothing_of_the_newer_start(kit: ProcessKit, tmp_path: Path) -> None:
     old = kit.start("--exit", "1")
     kit.wait(old)

@@ -215,6 +215,32 @@ def test_c38_a_full_data_root_while_it_runs_does_not_decide_its_end(tmp_path: Pa
     kit.close()
 
 
+def test_c38_a_work_dir_that_fills_up_while_it_runs_is_told_with_the_end(
+    tmp_path: Path, docker_engine: DockerEngine
+) -> None:
+    disk, go_on = tmp_path / "disk", tmp_path / "go-on"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
+    kit = DockerKit(tmp_path, docker_engine)
+    try:
+        make, (_, url) = kit.recipe
+        kit.runner = make(disk, url)
+        script = f"echo before; while [ ! -e {go_on} ]; do sleep .05; done; seq 100000; exit 3"
+        handle = kit.start("sh", "-c", script)
+        kit.wait_output(handle, b"before\n")
+        with filled(disk):
+            go_on.touch()
+            end = kit.wait(handle, 60)
+            assert end.code == 3
+            assert re.search(rf"output incomplete: no space left on device: {disk}/\S*/output.1.log", str(end.reason))
+            assert kit.output(handle).startswith(b"before\n")
+            kit.runner.remove(handle, keep_output=False)
+        assert kit.engine.left() == []
+    finally:
+        kit.close()
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
 def test_c38_a_full_work_dir_is_told_and_the_retry_runs(tmp_path: Path, docker_engine: DockerEngine) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pickle
 import shutil
 import subprocess
@@ -90,6 +91,22 @@ def test_of_a_starter_that_dies_before_the_start_nothing_is_left(
         assert kit.runner.find(kit.identity()) is None
     assert kit.engine.left() == []
     assert [path for path in kit.state_dir.rglob("*") if not path.is_dir()] == []
+
+
+def test_of_a_failed_start_output_and_inspect_are_kept_until_clean(kit: DockerKit) -> None:
+    """Not the container: it would hold its name and the run's network."""
+    failed = kit.start("--print", "text:kept", "--exit", "3")
+    kit.wait(failed)
+    kit.runner.remove(failed, keep_output=True)
+    assert kit.engine.left() == []
+    (facts,) = kit.state_dir.rglob("inspect.*.json")
+    assert json.loads(facts.read_text())["State"]["ExitCode"] == 3
+    assert kit.output(failed) == b"kept\n"
+    kit.runner.close()
+    found = docker_leftovers.leftovers(kit.state_dir, kit.engine.url)
+    assert [one.state for one in found] == ["output"]
+    docker_leftovers.clean(kit.state_dir, found, url=kit.engine.url)
+    assert [path for path in kit.state_dir.rglob("*") if path.is_file()] == []
 
 
 def lose(folder: Path) -> None:

@@ -282,7 +282,7 @@ def test_clean_lists_and_revokes_what_nobody_watches(bench: Bench, monkeypatch: 
     folder.create()
     folder.write_record({"start": 1})
     assert "1 lease" not in clean(), "its program lives, and may be adopted"
-    folder.forget(keep_output=False)
+    folder.forget()
     assert "job/run/train/worker-0: 1 lease: database/creds/reader" in clean()
     assert len(bench.postgres.users()) == 1
     monkeypatch.setenv("VAULT_TOKEN", "wrong")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +112,13 @@ ENDS: dict[str, tuple[list[str], dict[str, Any], tuple[str, ...], tuple[str, ...
     "killed": (["--signal", "SIGKILL"], {"memory": "64MiB"}, ("exit code 137 (SIGKILL)",), ("out of memory",)),
     "one": (["--exit", "1"], {}, ("exit code 1",), ()),
     "segv": (["--signal", "SIGSEGV"], {}, ("exit code 139 (SIGSEGV)",), ()),
-    "term": (["--signal", "SIGTERM"], {}, ("exit code 143 (SIGTERM)",), ()),
+    "term": (["--sleep", "ever"], {}, ("exit code 143 (SIGTERM)",), ()),
     "minus-one": (["--exit", "255"], {}, ("exit code 255",), ()),
 }
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("names", [("oom", "killed"), ("one", "segv", "term", "minus-one")], ids=["137", "others"])
 def test_c24_ends_are_told_apart_and_attempts_are_bounded(
     docker_airflow: AirflowUnderTest, tmp_path: Path, names: tuple[str, ...]
@@ -127,6 +129,8 @@ def test_c24_ends_are_told_apart_and_attempts_are_bounded(
         out = tmp_path / name
         jobs[f"docker-{name}"] = alone(out, *probe("--out", str(out), *flags), retries=2, **fields)
     runs = begin(docker_airflow, jobs)
+    if "term" in names:
+        end_from_outside(runs["docker-term"], tmp_path / "term", times=3)
     for name in names:
         run, (_, _, said, unsaid) = runs[f"docker-{name}"], ENDS[name]
         run.wait("failed", deadline=120)
@@ -135,6 +139,15 @@ def test_c24_ends_are_told_apart_and_attempts_are_bounded(
             assert text in log and text in why, (name, text)
         assert not [text for text in unsaid if text in why], why
         assert len(starts(tmp_path / name, "worker-0")) == 3
+
+
+def end_from_outside(run: RunUnderTest, out: Path, times: int) -> None:
+    """Each start of its worker gets a SIGTERM that is none of ours."""
+    last = None
+    for number in range(1, times + 1):
+        wait_for(lambda number=number: len(starts(out, "worker-0")) == number, 90, f"start {number} of worker-0")
+        last = run.wait_running("worker-0", not_pid=last)
+        run.kill("worker-0", signal.SIGTERM)
 
 
 def test_c30_containers_that_exit_at_once(docker_airflow: AirflowUnderTest, tmp_path: Path) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 from airflow_under_test import AirflowUnderTest
 from probe_jobs import FOREVER, probe, probe_job, starts
-from run_under_test import wait_for
+from run_under_test import RunUnderTest, wait_for
 
 pytestmark = pytest.mark.airflow
+
+
+def seconds_after(run: RunUnderTest, ended: str, out: Path, *names: str) -> dict[str, float]:
+    """From the end of a replica's last program to the ends of these tasks, as Airflow has them."""
+    stopped = starts(out, ended)[-1]["stopped"]
+    ends = {name: run.task(name).end for name in names}
+    return {name: end.timestamp() - stopped if end else math.inf for name, end in ends.items()}
 
 
 def test_c17_a_ps_never_exits_by_itself(airflow: AirflowUnderTest, tmp_path: Path) -> None:
@@ -29,6 +37,8 @@ def test_c17_a_ps_never_exits_by_itself(airflow: AirflowUnderTest, tmp_path: Pat
     for name in ("chief-0", "worker-0", "worker-1", "ps-0", "ps-1", "evaluator-0"):
         assert run.failures(name) == {name: 0} and len(starts(tmp_path, name)) == 1
     assert "the job succeeded: chief-0 ended with exit code 0" in run.logs("ps-1")
+    others = ("worker-0", "worker-1", "ps-0", "ps-1", "evaluator-0")
+    assert max(seconds_after(run, "chief-0", tmp_path, *others).values()) < 30
     assert not airflow.programs()
     assert (run.dag_id, run.run_id) not in airflow.held_slots("default_pool")
     specs = {
@@ -54,6 +64,7 @@ def test_c20_a_chief_that_fails_for_good_ends_the_others_as_skipped(airflow: Air
     assert len(starts(tmp_path, "chief-0")) == 1
     others = ("worker-0", "worker-1", "ps-0")
     assert run.failures(*others) == dict.fromkeys(others, 0)
+    assert max(seconds_after(run, "chief-0", tmp_path, *others).values()) < 30
     assert all(len(starts(tmp_path, name)) <= 1 for name in others)
     assert not airflow.programs()
 

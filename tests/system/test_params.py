@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from airflow_under_test import AirflowUnderTest
-from probe_jobs import probe, starts
+from probe_jobs import probe, probe_job, starts
 from run_under_test import RunUnderTest, wait_for
 
 from tf_operator.errors import ApiError
@@ -85,6 +85,30 @@ def test_c51_schedule_trigger_and_backfill(airflow: AirflowUnderTest, tmp_path: 
         model_dirs.add(run.xcom("result")["model_dir"])
     assert len(model_dirs) == 3
     file.unlink()  # at midnight it would start a run in another test's time
+
+
+@pytest.mark.timeout(300)
+def test_c05_a_count_of_0_by_a_param_is_green_also_when_the_run_is_cleared(
+    airflow: AirflowUnderTest, tmp_path: Path
+) -> None:
+    """Airflow skips a mapped task of length 0, and on a retry it has raised instead: plan's own and an index task's."""
+    count = {"type": "integer", "default": 1, "minimum": 0, "maximum": 1}
+    job = probe_job(tmp_path, params={"workers": count, "evaluators": count})
+    job["replicas"]["worker"] = {"replicas": "{{ params.workers }}"}
+    job["replicas"]["evaluator"] = {"replicas": "{{ params.evaluators }}"}
+    airflow.write_job("none-of-them", job)
+    run = airflow.trigger("none-of-them", workers=0, evaluators=0)
+    for attempt in (1, 2):
+        run.wait("success", deadline=90)
+        states = run.states()
+        assert (states["worker"], states["evaluator"]) == ("skipped", "skipped"), states
+        assert states["result"] == states["cleanup"] == "success", states
+        assert {len(starts(tmp_path, name)) for name in ("chief-0", "ps-0")} == {attempt}
+        config = json.loads(starts(tmp_path, "chief-0")[-1]["tf_config"])
+        assert config["cluster"].keys() == {"chief", "ps"}, "no empty list"
+        if attempt == 1:
+            run.clear()
+            wait_for(lambda: run.state == "running", 30, "the second attempt")
 
 
 @pytest.mark.parametrize("conf", [{"workers": "3"}, {"workers": 9}, {"epochs": 0}])

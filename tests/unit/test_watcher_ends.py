@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from fakes import (
 )
 from watcher_bench import Bench
 
+from tf_operator import model_dir
 from tf_operator.membership import Judgement, Phase, Status, Verdict
 from tf_operator.runners.base import Exit
 from tf_operator.supervision import Outcome, Result
@@ -87,6 +89,17 @@ def test_an_own_fault(verdict: Verdict, result: Result, clean_policy: str) -> No
     assert said.tail == ("Traceback", "ValueError: no")
     assert bench.nothing_left()
     assert bench.program.removed is (clean_policy == "keep_failed")
+
+
+def test_a_run_whose_model_dir_was_taken_starts_no_program(tmp_path: Path) -> None:
+    other = {"dag_id": "other", "run_id": "run", "group_id": ""}
+    model_dir.claim(str(tmp_path), other, lambda _: True)
+    bench = Bench(make_job(model_dir=str(tmp_path)))
+    bench.after(5, lambda: bench.judge(Verdict.FINAL))
+    assert bench.run().result is Result.FAILED
+    assert bench.runner.programs == []
+    end = bench.channel.said[-1].end
+    assert end and "run run of other has taken it" in str(end.reason)
 
 
 def test_an_end_that_no_other_start_can_help_is_told_as_such() -> None:

@@ -49,6 +49,18 @@ def test_a_consequence_starts_again_whatever_its_code_and_costs_no_retry() -> No
     assert bench.channel.said[-1].failures == 0
 
 
+@pytest.mark.parametrize(("end", "kept"), [(Exit(code=1), True), (None, False)])
+def test_keep_failed_keeps_what_a_peer_drew_down_not_what_we_stopped(end: Exit | None, kept: bool) -> None:
+    bench = Bench(make_job(policy={"clean_policy": "keep_failed"}))
+    if end:
+        bench.after(5, lambda: bench.end(end))
+    bench.after(7, lambda: bench.say(generation=2, phase=Phase.FORMING, launch={"worker-1": 2}, reason="ps-0 failed"))
+    bench.after(15, lambda: bench.say(phase=Phase.RUNNING))
+    bench.after(25, bench.finish)
+    assert bench.run().result is Result.SUCCESS
+    assert [program.removed for program in bench.runner.programs] == [kept, False]
+
+
 def test_a_decider_that_was_done_as_the_call_to_start_again_came_is_done() -> None:
     bench = Bench(name="chief-0")
     bench.after(5, lambda: bench.end(Exit(code=0)))

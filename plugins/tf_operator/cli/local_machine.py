@@ -10,16 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tf_operator import locks, model_dir, preflight, settings
+from tf_operator import locks, model_dir, preflight, run_life
 from tf_operator.errors import PreflightError
-from tf_operator.identity import Identity, ReplicaId
 from tf_operator.job_spec import RenderedJob, TensorFlowJob, plain_context
 
 if TYPE_CHECKING:
     from tf_operator.services.openbao import DevOpenBao
-
-LOCAL = "local__"
-"""What the ids of local runs begin with."""
 
 Say = Callable[[str], None]
 
@@ -75,38 +71,26 @@ def with_devices(job: RenderedJob, declared: int | None, slots_per_gpu: int, say
 @contextlib.contextmanager
 def claimed(job: RenderedJob, run_id: str) -> Iterator[None]:
     """Have model_dir for this run. PreflightError if it cannot be written or is another run's that has not ended."""
-    owner = {"dag_id": job.name, "run_id": run_id, "group_id": ""}
-    path = _lock_of(owner)
+    owner = run_life.owner_of(job.name, run_id, "")
+    path = run_life.local_lock(owner)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = locks.acquire(path)
     try:
-        model_dir.claim(job.model_dir, owner, lambda holder: _is_over(job.model_dir, holder))
+        model_dir.claim(job.model_dir, owner, lambda holder: _is_over(job.model_dir, holder, owner))
         yield
     finally:
+        if not run_life.has_programs(owner):
+            model_dir.release(job.model_dir, owner)
         path.unlink(missing_ok=True)
         if descriptor is not None:
             os.close(descriptor)
 
 
-def _is_over(folder: str, holder: dict[str, str]) -> bool:
+def _is_over(folder: str, holder: run_life.Owner, owner: run_life.Owner) -> bool:
     """A local run lives as long as its process, or a program it left, holds a lock. Of others we cannot know."""
-    if not holder.get("run_id", "").startswith(LOCAL):
-        raise PreflightError(
-            f"model_dir = {folder}: belongs to run {holder.get('run_id')} of {holder.get('dag_id')} on Airflow, and"
-            " whether that has ended is not known here; put {{ run_id }} into model_dir, or, if it has,"
-            " remove .tf_operator/owner.json in it"
-        )
-    programs = (settings.state_dir() / "locks").glob(f"{_key(holder)}-*.keeper")
-    return not any(locks.is_held(path) for path in (_lock_of(holder), *programs))
-
-
-def _lock_of(owner: dict[str, str]) -> Path:
-    return settings.state_dir() / "local" / _key(owner)
-
-
-def _key(owner: dict[str, str]) -> str:
-    nobody = ReplicaId("chief", 0)
-    return Identity(owner["dag_id"], owner["run_id"], owner.get("group_id", ""), nobody).job_key
+    if not run_life.is_local(holder):
+        raise run_life.unknown(folder, holder, "on Airflow")
+    return run_life.is_over(folder, holder, owner, has_ended=lambda: True)
 
 
 # -- secrets

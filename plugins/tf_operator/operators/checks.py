@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow.sdk.configuration import conf
 
-from tf_operator import airflow_io, model_dir, preflight, teams
+from tf_operator import airflow_io, model_dir, preflight, run_life, teams
 from tf_operator.errors import PreflightError
 from tf_operator.job_spec import RenderedJob
 from tf_operator.plan import GroupRef, Plan
@@ -112,9 +114,13 @@ def _trusted() -> ssl.SSLContext:
 
 def health_url() -> str:
     """Where tasks reach the API server: the Execution API's address, which is not always the one people use."""
+    return f"{_server_url()}/api/v2/monitor/health"
+
+
+def _server_url() -> str:
     execution = conf.get("core", "execution_api_server_url", fallback="") or ""
     base = execution.rstrip("/").removesuffix("/execution") or conf.get("api", "base_url", fallback="") or ""
-    return f"{base.rstrip('/') or 'http://localhost:8080'}/api/v2/monitor/health"
+    return base.rstrip("/") or "http://localhost:8080"
 
 
 def secrets(job: RenderedJob) -> None:
@@ -136,5 +142,11 @@ def images(job: RenderedJob) -> None:
 
 def claim(job: RenderedJob, ref: GroupRef) -> None:
     """Make model_dir this run's."""
-    owner = {"dag_id": ref.dag_id, "run_id": ref.run_id, "group_id": ref.group_id}
-    model_dir.claim(job.model_dir, owner, lambda other: airflow_io.run_is_over(other["dag_id"], other["run_id"]))
+    airflow = run_life.installation(_server_url(), socket.gethostname())
+    owner = run_life.owner_of(ref.dag_id, ref.run_id, ref.group_id, airflow)
+
+    def is_over(holder: run_life.Owner) -> bool:
+        has_ended = partial(airflow_io.run_is_over, holder["dag_id"], holder["run_id"])
+        return run_life.is_over(job.model_dir, holder, owner, has_ended)
+
+    model_dir.claim(job.model_dir, owner, is_over)

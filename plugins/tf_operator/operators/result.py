@@ -152,9 +152,10 @@ class CleanupOperator(BaseOperator):
         deadline = time.monotonic() + grace + MARGIN
         for replica, runner, handle in left:
             try:
-                while runner.poll(handle) is None and time.monotonic() < deadline:
+                while (end := runner.poll(handle)) is None and time.monotonic() < deadline:
                     time.sleep(0.2)
-                runner.remove(handle, keep_output=plan.job.run_policy.clean_policy == "keep_failed")
+                failed = end is not None and end.failed
+                runner.remove(handle, keep_output=failed and plan.job.run_policy.clean_policy == "keep_failed")
             except (RunnerError, OSError) as error:
                 self.log.warning("%s: %s", replica, error)
         for replica in plan.job.replicas if plan.job.secrets else ():

@@ -75,6 +75,11 @@ class Exit:
     final: bool = False
     """True where no other start can help: a person has to look at the host."""
 
+    @property
+    def failed(self) -> bool:
+        """Whether it ended non-zero by itself."""
+        return self.code != 0 and not self.stopped
+
 
 @dataclass(frozen=True)
 class Handle:

@@ -82,9 +82,25 @@ def remove(folder: RunFolder, identity: object, start: int, keep_output: bool) -
         if record is None or record["start"] != start:
             return
         os.close(clear(folder, identity))
-        folder.forget(keep_output)
+        folder.forget(start if keep_output else None)
         for lock in (folder.identity_lock, folder.keeper_lock):
             lock.unlink(missing_ok=True)
+    finally:
+        os.close(keeper_fd)
+
+
+def forget_all(folder: RunFolder, keep_output: bool) -> None:
+    """Remove what is left of starts that are over; nothing while somebody starts, settles or removes."""
+    if not folder.path.is_dir():
+        return
+    folder.create()
+    keeper_fd = locks.acquire(folder.keeper_lock, wait=BRIEFLY)
+    if keeper_fd is None:
+        return
+    try:
+        if folder.record() is None:
+            folder.forget_all(keep_output)
+        folder.keeper_lock.unlink(missing_ok=True)
     finally:
         os.close(keeper_fd)
 

@@ -280,10 +280,18 @@ class DockerRunner:
             if found is not None:
                 if found.state["Status"] != "created":
                     self._record(folder, found)
+                if keep_output:
+                    self._keep_facts(folder, found)
                 self.containers.remove(found.id)
         self._forget(folder, handle, keep_output)
         job_key = handle.identity.job_key
         docker_network.remove_if_last(self.engine, job_key, self.state_dir, handle.identity)
+
+    def _keep_facts(self, folder: RunFolder, found: Found) -> None:
+        # The container itself would hold its name and its run's network.
+        with contextlib.suppress(OSError):
+            folder.create()
+            folder.write_facts(found.labels.start, found.raw)
 
     def _forget(self, folder: RunFolder, handle: Handle, keep_output: bool) -> None:
         container, start = handle.data["container"], int(handle.data["start"])
@@ -292,8 +300,10 @@ class DockerRunner:
         Spool(folder.output(start)).forget(keep_output)
         record = folder.record()
         if record is None or record["start"] <= start:
-            folder.forget(keep_output)
+            folder.forget(start if keep_output else None)
             self._drop_lock(folder)
+        elif keep_output:
+            folder.keep(start)
 
     def _drop_lock(self, folder: RunFolder) -> None:
         """The start's lock, unless the next start has it already."""

@@ -97,7 +97,7 @@ def _clean_one(runner: DockerRunner, left: Leftover, keep_output: bool) -> str:
                 return f"{left}: left alone, it runs now"
             for handle in _handles(runner, found.labels.identity) if found else ():
                 runner.remove(handle, keep_output)
-            folder.forget(keep_output)
+            folder.forget_all(keep_output)
     except (RunnerError, OSError) as error:
         return f"not removed: {error}"
     return f"removed: {left}"

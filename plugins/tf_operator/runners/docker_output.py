@@ -29,6 +29,8 @@ from tf_operator.runners.docker_engine import Client
 RECENT = 1000
 """Entries remembered for resuming: two streams' times may be slightly out of order, so a border is no exact place."""
 FLUSH = 1 << 16
+PAUSE = 1.0
+"""Seconds until what could not be written is tried again."""
 SAVE = 0.2
 """Seconds between two records of how far we have come; what came after the last one is copied again."""
 
@@ -49,7 +51,7 @@ class Spool:
 
     @property
     def state(self) -> dict[str, Any]:
-        """`size` written, `recent` entries, `done`, the `told` marks, `trouble`."""
+        """`size` written, `recent` entries, `done`, the `told` marks."""
         with contextlib.suppress(OSError, ValueError):
             content: dict[str, Any] = json.loads(self._state.read_text())
             return content
@@ -87,6 +89,10 @@ class Follower:
         self._mask = list(mask)
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        # In memory, because the disk may be what is full.
+        self._trouble: str | None = None
+        self._told: list[str] = []
+        self._again_at = 0.0
 
     @property
     def done(self) -> bool:
@@ -96,13 +102,12 @@ class Follower:
     @property
     def told(self) -> list[str]:
         """What the container's entry said about itself."""
-        return list(self._spool.state.get("told", ()))
+        return self._told or list(self._spool.state.get("told", ()))
 
     @property
     def trouble(self) -> str | None:
         """What is missing from the file, in one line."""
-        trouble = self._spool.state.get("trouble")
-        return str(trouble) if trouble else None
+        return None if self.done else self._trouble
 
     def add(self, mask: Sequence[str]) -> None:
         """Mask these as well, from the next entry of the log on."""
@@ -110,7 +115,7 @@ class Follower:
 
     def tend(self) -> None:
         """Have somebody follow: us, unless another process does. Returns at once."""
-        if self.done or (self._thread and self._thread.is_alive()):
+        if self.done or (self._thread and self._thread.is_alive()) or time.monotonic() < self._again_at:
             return
         lock = self._spool.acquire()
         if lock is None:
@@ -125,9 +130,20 @@ class Follower:
         while not self.done and time.monotonic() - since < patience:
             self.tend()
             now = self._spool.path.stat().st_size if self._spool.path.exists() else 0
-            if now != size:
+            # What is copied again after a full disk is no progress.
+            if now > size:
                 size, since = now, time.monotonic()
             time.sleep(0.01)
+        if not self.done:
+            self._trouble = self._trouble or f"output incomplete: its log has not ended within {patience:g} s"
+            self._listen()
+
+    def _listen(self) -> None:
+        """What its entry told may stand behind what could not be written."""
+        away = contextlib.suppress(DockerException, requests.RequestException, HTTPError, RunnerError)
+        with away, contextlib.closing(self._connect()) as api:
+            payloads = (frame[2] for frame in _entries(api, self._container, None) if frame)
+            self._told = [told for payload in payloads if (told := _mark_in(payload, self._mark)[1])]
 
     def close(self) -> None:
         """Stop following; the next one resumes."""
@@ -137,6 +153,7 @@ class Follower:
         try:
             with contextlib.closing(self._connect()) as api:
                 _Copy(self._spool, self._mask, self._mark, self._stop).run(api, self._container)
+            self._trouble = None
         except Exception as error:  # whatever it is: the program's state does not depend on its log
             self._note(error)
         finally:
@@ -145,9 +162,10 @@ class Follower:
     def _note(self, error: Exception) -> None:
         if isinstance(error, (DockerException, requests.RequestException, HTTPError, RunnerError)):
             return  # the engine went away; the next look resumes
-        with contextlib.suppress(OSError):
-            why = str(error).lower() if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-            self._spool.save(**{**self._spool.state, "trouble": f"output incomplete: {why}"})
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError):
+            why = f"{(error.strerror or str(error)).lower()}: {self._spool.path}"
+        self._trouble, self._again_at = f"output incomplete: {why}", time.monotonic() + PAUSE
 
 
 class _Copy:
@@ -161,7 +179,6 @@ class _Copy:
         self._recent: deque[str] = deque(state.get("recent", ()), maxlen=RECENT)
         self._known = Counter(self._recent)
         self._told: list[str] = list(state.get("told", ()))
-        self._trouble = state.get("trouble")
         self._size = int(state.get("size", 0))
         self._saved = 0.0
 
@@ -193,9 +210,9 @@ class _Copy:
             self._known[key] -= 1
             return b""
         self._recent.append(key)
-        if (at := payload.find(self._mark)) >= 0:
-            self._told.append(payload[at + len(self._mark) :].decode(errors="replace").strip())
-            payload = payload[:at]
+        payload, told = _mark_in(payload, self._mark)
+        if told:
+            self._told.append(told)
         if len(self._mask) > self._masked:
             self._masked = len(self._mask)
             self._masker.add(self._mask)
@@ -213,8 +230,14 @@ class _Copy:
             self._save(done=False)
 
     def _save(self, done: bool) -> None:
-        self._spool.save(size=self._size, recent=list(self._recent), told=self._told, done=done, trouble=self._trouble)
+        self._spool.save(size=self._size, recent=list(self._recent), told=self._told, done=done)
         self._saved = time.monotonic()
+
+
+def _mark_in(payload: bytes, mark: bytes) -> tuple[bytes, str]:
+    """What an entry of the log has from the program, and what from the container's entry."""
+    output, _, told = payload.partition(mark)
+    return output, told.decode(errors="replace").strip()
 
 
 def _runs(api: Client, container: str) -> bool:

@@ -13,7 +13,7 @@ from tf_operator import locks
 from tf_operator.errors import RunnerError
 from tf_operator.identity import Identity
 from tf_operator.runners import secret_files
-from tf_operator.runners.clearing import settle
+from tf_operator.runners.clearing import forget_all, settle
 from tf_operator.runners.process import ProcessRunner
 from tf_operator.runners.records import handle_of, identity_of
 from tf_operator.runners.run_folder import RunFolder
@@ -109,8 +109,7 @@ def _clean_one(runner: ProcessRunner, folder: RunFolder, leftover: Leftover, kee
             return f"{leftover}: left alone, it runs now"
         if record:
             runner.remove(handle_of(record), keep_output)
-        elif not keep_output:
-            folder.forget(keep_output=False)
+        forget_all(folder, keep_output)
     except (RunnerError, OSError) as error:
         return f"not removed: {error}"
     return f"removed: {leftover}"

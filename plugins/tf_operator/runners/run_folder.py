@@ -4,6 +4,8 @@
     output.<n>.log   what start n printed, masked
     exit.<n>.json    how start n ended: written last
     stop.<n>.json    a request to stop start n
+    kept.<n>.json    the end of a start whose output stays until somebody cleans up
+    inspect.<n>.json what the engine said of such a start's container
     watched          touched by every poll, and locked by living watchers
     keeper.log       empty, unless the keeper itself failed
 
@@ -16,6 +18,7 @@ import contextlib
 import errno
 import json
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,9 @@ class RunFolder:
 
     def _stop(self, start: int) -> Path:
         return self.path / f"stop.{start}.json"
+
+    def _kept(self, start: int) -> Path:
+        return self.path / f"kept.{start}.json"
 
     def _files(self) -> list[Path]:
         return list(self.path.iterdir()) if self.path.is_dir() else []
@@ -107,13 +113,39 @@ class RunFolder:
         except FileNotFoundError:
             return 0
 
-    def forget(self, keep_output: bool) -> None:
-        """Remove the files, and the folder once it is empty."""
+    def keep(self, start: int) -> None:
+        """Have output and end of this start outlast `forget`."""
+        # A new name takes no space: the disk may be full.
+        try:
+            self._exit(start).replace(self._kept(start))
+        except FileNotFoundError:
+            if self.path.is_dir():
+                self._kept(start).touch(mode=0o600)
+
+    def write_facts(self, start: int, facts: Mapping[str, Any]) -> None:
+        """Leave what a person may want to know of a start that is kept."""
+        _write(self.path / f"inspect.{start}.json", json.dumps(facts, indent=1))
+
+    def forget(self, keep: int | None = None) -> None:
+        """Remove the files but those of starts that were kept, and of `keep`; the folder once it is empty."""
         # First of all: a record without its end is a program that lives.
         self.drop_record()
-        for file in self._files():
-            if not (keep_output and file.name.startswith("output.")):
-                file.unlink(missing_ok=True)
+        if keep is not None:
+            self.keep(keep)
+        kept = {file.name.split(".")[1] for file in self._files() if file.name.startswith("kept.")}
+        names = ("output.{}.log", "kept.{}.json", "inspect.{}.json")
+        stay = {name.format(number) for number in kept for name in names}
+        self._remove(file for file in self._files() if file.name not in stay)
+
+    def forget_all(self, keep_output: bool) -> None:
+        """Remove the folder, with what was kept unless `keep_output`."""
+        self.drop_record()
+        stay = ("output.", "kept.", "inspect.") if keep_output else ()
+        self._remove(file for file in self._files() if not file.name.startswith(stay))
+
+    def _remove(self, files: Iterable[Path]) -> None:
+        for file in files:
+            file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.path.rmdir()
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import make_job
 
 from tf_operator import airflow_io
-from tf_operator.errors import PreflightError
+from tf_operator.cli import local_machine
+from tf_operator.errors import InUseError, PreflightError
+from tf_operator.local import new_run_id
 from tf_operator.operators import checks
 from tf_operator.plan import GroupRef, Place, Plan
 
@@ -72,3 +75,15 @@ def test_the_plan_is_replaced_once_however_often_a_triggerer_comes_again(monkeyp
     )
     airflow_io.replace_plan(REF, plan(), 80.0)
     assert airflow_io.read_plan(REF) == second
+
+
+def test_a_run_that_this_airflow_does_not_know_may_live_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case C-54: a local run is in no database, and its model_dir is its own."""
+    monkeypatch.setenv("AIRFLOW__TF_OPERATOR__STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(airflow_io, "run_is_over", lambda *_: True)
+    job = make_job(model_dir=str(tmp_path / "model"))
+    with local_machine.claimed(job, new_run_id()), pytest.raises(InUseError):
+        checks.claim(job, REF)
+    checks.claim(job, REF)

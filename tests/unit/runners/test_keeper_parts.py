@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -168,10 +169,23 @@ def test_starts_are_numbered_on_past_what_is_left(tmp_path: Path) -> None:
     folder.output(7).touch()
     folder.write_record({"start": 3})
     assert folder.last_start() == 7
-    folder.forget(keep_output=True)
+    folder.forget(keep=7)
     assert (folder.record(), folder.last_start()) == (None, 7)
-    folder.forget(keep_output=False)
+    folder.forget_all(keep_output=False)
     assert not folder.path.exists()
+
+
+def test_what_was_kept_of_a_start_outlasts_the_next_ones(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "job-worker-0")
+    for start in (1, 2, 3):
+        folder.create()
+        folder.output(start).write_text(f"start {start}\n")
+        folder.write_exit(start, {"code": start})
+        folder.write_record({"start": start})
+        folder.forget(start if start == 2 else None)
+    assert sorted(path.name for path in folder.path.iterdir()) == ["kept.2.json", "output.2.log"]
+    assert json.loads((folder.path / "kept.2.json").read_text()) == {"code": 2}
+    assert folder.last_start() == 2
 
 
 @pytest.mark.parametrize("reserved", [True, False])
