@@ -144,6 +144,10 @@ class Runner(Protocol):
         """Ask for TERM, then KILL after `grace` seconds; returns at once. `poll` tells when it has ended."""
         ...
 
+    def hurry(self, patience: float) -> None:
+        """From now on wait only so long for an engine that is away, also in calls under way. From any thread."""
+        ...
+
     def remove(self, handle: Handle, keep_output: bool = True) -> None:
         """Remove what an ended program left (a live one is killed first). Absence is normal."""
         ...
