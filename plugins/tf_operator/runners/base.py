@@ -113,8 +113,11 @@ class Runner(Protocol):
         """The program with this identity, if one lives or its end has not been removed yet."""
         ...
 
-    def prepare(self, launch: Launch) -> None:
-        """Fetch what its start needs and may take minutes (an image). Called before its secrets are: those run out."""
+    def prepare(self, launch: Launch) -> bool:
+        """Have what its start needs and may take minutes (an image); False while that is under way: ask again.
+
+        Called before its devices and secrets are fetched: those are held, or run out.
+        """
         ...
 
     def start(self, launch: Launch, lease: Lease) -> Handle:
