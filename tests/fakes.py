@@ -105,6 +105,8 @@ class FakeRunner:
     trouble: Exception | None = None
     start_error: Exception | None = None
     next_port: int = 20001
+    prepared: bool = True
+    """Whether its image is there."""
     calls: list[str] = field(default_factory=list)
 
     def _called(self, name: str) -> None:
@@ -129,9 +131,13 @@ class FakeRunner:
         here = [p for p in self.programs if p.launch.identity == identity and p.removed is None]
         return here[-1] if here else None
 
-    def prepare(self, launch: Launch) -> None:
+    def prepare(self, launch: Launch) -> bool:
         self._called("prepare")
         assert launch.secrets == SecretBundle(), "secrets run out while an image is fetched"
+        return self.prepared
+
+    def hurry(self, patience: float) -> None:
+        self._called("hurry")
 
     def start(self, launch: Launch, lease: FakeLease) -> Handle:
         self._called("start")

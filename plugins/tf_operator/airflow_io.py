@@ -59,7 +59,10 @@ def replace_plan(ref: GroupRef, plan: Plan, elapsed: float) -> None:
     """Begin the attempt after `plan`'s, once: who comes again after a broken-off call changes nothing."""
     current = read_plan(ref)
     if current is None or current.attempt == plan.attempt:
-        value = plan.next_attempt(elapsed).model_dump(mode="json")
+        following = plan.next_attempt(elapsed)
+        # First, so that a call that is broken off in between is made again as a whole.
+        keep_plan(ref, following)
+        value = following.model_dump(mode="json")
         XCom.set(key=PLAN_KEY, value=value, dag_id=ref.dag_id, run_id=ref.run_id, task_id=ref.task("plan"))
 
 

@@ -22,6 +22,8 @@ from tf_operator.job_spec.outline import WATCHER_RETRIES
 from tf_operator.job_spec.rendered import RenderedJob
 from tf_operator.membership import Cluster, Member, Owner, Phase, begin
 from tf_operator.program import read_result, result_path
+from tf_operator.runners.away import PATIENCE, Away
+from tf_operator.runners.base import Handle
 from tf_operator.supervision import Host, Outcome, Result, Watcher
 
 TICK = 0.25
@@ -177,10 +179,21 @@ class LocalRun:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _kill(self) -> None:
-        for replica, host in list(self._hosts.items()):
+        away = Away()
+        for replica, host in self._hurried():
             with contextlib.suppress(TfOperatorError, OSError):
-                if handle := host.runner.find(self.identity(replica)):
+                if handle := self._find(replica, host, away):
                     host.runner.stop(handle, 0.0)
+
+    def _hurried(self) -> list[tuple[ReplicaId, Host]]:
+        """All hosts; an engine that is away holds nobody up for long any more, the watchers neither."""
+        found = list(self._hosts.items())
+        for _, host in found:
+            host.runner.hurry(PATIENCE)
+        return found
+
+    def _find(self, replica: ReplicaId, host: Host, away: Away) -> Handle | None:
+        return away.ask(self._job.group_of(replica), lambda: host.runner.find(self.identity(replica)))
 
     def _wind_up(self, threads: list[threading.Thread]) -> None:
         """After the end, or after an error in this thread: the watchers end, and what one left is removed."""
@@ -189,9 +202,10 @@ class LocalRun:
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
-        for replica, host in self._hosts.items():
+        away = Away()
+        for replica, host in self._hurried():
             try:
-                if handle := host.runner.find(self.identity(replica)):
+                if handle := self._find(replica, host, away):
                     host.runner.remove(handle, keep_output=False)
             except TfOperatorError as error:
                 self._log(replica, str(error))

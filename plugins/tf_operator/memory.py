@@ -66,10 +66,11 @@ class Memory:
             and not self._person_ended(record)
         )
 
-    def next_incarnation(self, stopped: bool = False) -> bool:
+    def next_incarnation(self, stopped: bool = False, address: str | None = None) -> bool:
         """Begin the next one. True where a program was started that nobody has seen end: that counts as a fault.
 
         Not one that was `stopped`: whoever asked for its end may not have lived, or been able, to write that down.
+        `address`: where it is at another one.
         """
         record = dict(self._read())
         lost = [record["incarnation"], record["started"]]
@@ -79,7 +80,7 @@ class Memory:
         self._write(
             attempt=self._attempt,
             incarnation=record["incarnation"] + 1,
-            address=record["address"],
+            address=address or record["address"],
             failed=(record["failed"] if same else []) + ([lost] if vanished else []),
             started=0,
         )

@@ -103,15 +103,21 @@ class ReplicaProgram:
     # -- starting
 
     def start(self, cluster: Cluster, incarnation: int) -> Change | None:
-        """Start it as the cluster says. None while its devices are not free; the next call tries again."""
+        """Start it as the cluster says. None while its image or devices are not there; the next call tries again."""
         start = Start(self._identity, incarnation, cluster)
         devices: DeviceLease | None = None
         try:
+            # The caller looks at everything again before it calls again: the job may end while an image is fetched.
+            if not self._host.runner.prepare(self._make_launch(start, None)):
+                self._log(f"{self._identity.replica} waits for its image")
+                return None
             devices = self._host.devices()
             self._no_device_since = None
-            # Written before the start: one that is lost together with its watcher is counted, too.
+            launch = replace(self._make_launch(start, devices), secrets=self._host.secrets())
+            # Written before the start: one that is lost together with its watcher is counted, too. Not earlier: what
+            # comes before may take minutes, and is no start.
             self._memory.save(started=start.generation)
-            return self._launch(self._make_launch(start, devices))
+            return self._launch(launch)
         except NoSuchDeviceError as error:
             # Not final: its retry may be on another host.
             return self._not_started(start, str(error), final=False)
@@ -126,7 +132,7 @@ class ReplicaProgram:
                 devices.release()
 
     def _make_launch(self, start: Start, devices: DeviceLease | None) -> Launch:
-        launch = make_launch(
+        return make_launch(
             self._job,
             start,
             inherited=self._host.inherited,
@@ -134,8 +140,6 @@ class ReplicaProgram:
             device_fds=devices.fds if devices else (),
             device_memory=devices.memory if devices else None,
         )
-        self._host.runner.prepare(launch)
-        return replace(launch, secrets=self._host.secrets())
 
     def _launch(self, launch: Launch) -> Change:
         if self._lease is None:
@@ -203,9 +207,11 @@ class ReplicaProgram:
         An adopted program's address may be taken by now: at another one the replica is a new incarnation.
         """
         before, address = self._memory.address, self._hold_address(self._memory.address)
-        self._memory.save(started=0, address=address)
-        if address != before:
-            self._memory.next_incarnation()
+        # One write: an outage between two would leave the new address with the old incarnation.
+        if address == before:
+            self._memory.save(started=0)
+        else:
+            self._memory.next_incarnation(stopped=True, address=address)
         self._follower.remove(end.failed and self._keeps_failed())
         return {
             "status": Status.READY,
@@ -226,6 +232,8 @@ class ReplicaProgram:
         """The job is over: stop the program where it has not `ended`, and remove it."""
         self._find()
         if self._follower.handle is None:
+            # A start that was put off after it had its secrets.
+            self._host.leases.end()
             return
         if ended is None:
             self._log(f"stopping the program: {why}")

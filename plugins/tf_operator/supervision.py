@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tf_operator.errors import PreflightError, RunnerError
+from tf_operator.errors import EngineUnavailableError, PreflightError, RunnerError
 from tf_operator.follower import TICK, Follower
 from tf_operator.identity import Identity, ReplicaId
 from tf_operator.job_spec.rendered import RenderedJob
@@ -81,10 +81,14 @@ class Watcher:
         return handle is not None and self._host.runner.poll(handle) is None
 
     def stop_by_person(self) -> None:
-        """A person ended the task: stop the program. Returns at once; the keeper carries it out."""
+        """A person ended the task: stop the program. Returns at once; the keeper carries it out.
+
+        May raise RunnerError; the next try ends the program then.
+        """
+        # First: a stop may fail, or take longer than Airflow gives this process.
+        self._memory.ended_by_person()
         if handle := self._follower.handle or self._host.runner.find(self._identity):
             self._host.runner.stop(handle, self._job.run_policy.termination_grace)
-        self._memory.ended_by_person()
 
     def revoke_secrets(self) -> None:
         """For who stopped it from outside, once it has ended."""
@@ -224,10 +228,17 @@ class Watcher:
         if member.status is Status.READY:
             return self._start(cluster) if cluster.may_start(self.replica, member) else None
         if cluster.told_to_start(self.replica, member) and self._stopping is None:
-            self._stopping = f"generation {cluster.generation}: {cluster.reason}"
-            self._log(f"stopping the program: {self._stopping}")
-            self._follower.stop(self._job.run_policy.termination_grace)
+            self._stop(f"generation {cluster.generation}: {cluster.reason}")
         return None
+
+    def _stop(self, why: str) -> None:
+        self._say(f"stopping the program: {why}")
+        try:
+            self._follower.stop(self._job.run_policy.termination_grace)
+        except EngineUnavailableError:
+            # How long an engine may be away is for who follows the program to say; the next look tries again.
+            return
+        self._stopping = why
 
     def _after_end(self, cluster: Cluster) -> Outcome | None:
         member, waited = self._member, self._clock() - self._ended_at

@@ -26,6 +26,8 @@ TICK = 1.0
 READS_PER_TICK = 10
 """Members of running replicas read in turn each tick; the triggerer answers about 40 calls a second in all. Those that
 decide who is to blame for an end are read in each."""
+THAWED = 10.0
+"""Seconds between two looks after which this process may have stood still while another took the job up."""
 
 
 class ClusterTrigger(BaseTrigger):
@@ -44,6 +46,7 @@ class ClusterTrigger(BaseTrigger):
         self._turn = 0
         self._said = ""
         self._forming = (0, 0.0)
+        self._looked = 0.0
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The kwargs of the defer: what changes later is in the cluster's XCom."""
@@ -162,10 +165,26 @@ class ClusterTrigger(BaseTrigger):
                 member = await sync_to_async(airflow_io.read_member)(self.ref, self._places[replica])
                 if member and member.attempt == self.plan.attempt:
                     self._members[replica] = member
+            superseded = await self._is_superseded(owner)
         except Exception as error:
             self.log.warning("Airflow does not answer now: %s: %s", type(error).__name__, error)
             return False
+        if superseded:
+            self.log.warning("a later attempt has the job: attempt %s says nothing more", self.plan.attempt)
+            # Until the triggerer ends it. Any way out would be taken for the later one's.
+            await asyncio.Event().wait()
         return True
+
+    async def _is_superseded(self, owner: Owner) -> bool:
+        """After standing still: `deferred` may be the state of a later attempt's task."""
+        before, now = self._looked, time.monotonic()
+        # Who hands over may have written the later plan itself, before its triggerer was lost.
+        if before and now - before > THAWED and owner.cluster.again_after is None:
+            plan = await sync_to_async(airflow_io.plan_in_force)(self.ref)
+            if plan is not None and plan.attempt != self.plan.attempt:
+                return True
+        self._looked = now
+        return False
 
     def _worth_reading(self, before: dict[ReplicaId, str | None], decisive: set[ReplicaId]) -> list[ReplicaId]:
         """Those whose state changed, those who decide on an end, then running ones in turn."""

@@ -163,3 +163,13 @@ def test_a_killed_watcher_after_stop_cannot_leave_a_program_that_ignores_it(kit:
     until(lambda: not lives(pid), "the container's own watchdog", 40)
     assert time.monotonic() - began > 3
     assert kit.another().poll(handle) == Exit(code=137, signal="SIGKILL", stopped=True)
+
+
+def test_networks_of_another_state_dir_are_left_alone(kit: DockerKit, tmp_path: Path) -> None:
+    handle = kit.start("--exit", "0")
+    kit.wait(handle)
+    kit.engine.api.remove_container(handle.data["container"], force=True)
+    (network,) = kit.engine.networks()
+    assert docker_leftovers.clean(tmp_path / "other", [], url=kit.engine.url) == []
+    assert kit.engine.networks() == [network]
+    assert docker_leftovers.clean(kit.state_dir, [], url=kit.engine.url) == [f"removed: network {network}"]

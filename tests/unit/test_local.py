@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fakes import FakeClock, FakeRunner, make_job
 
+from tf_operator.errors import EngineUnavailableError
 from tf_operator.identity import Identity, ReplicaId
 from tf_operator.job_spec.rendered import RenderedJob
 from tf_operator.local import LocalOutcome, LocalRun, new_run_id
@@ -146,6 +147,25 @@ def test_an_interrupt_leaves_nothing(interrupts: int, tmp_path: Path) -> None:
     assert bench.nothing_left()
 
 
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_an_interrupt_does_not_wait_for_an_image(interrupts: int, tmp_path: Path) -> None:
+    bench = LocalBench(make_job(worker=1, model_dir=str(tmp_path)), lambda *_: None)
+    original = bench.run._host_for
+
+    def host(replica: ReplicaId, identity: Identity) -> Host:
+        made = original(replica, identity)
+        made.runner.prepared = False  # type: ignore[attr-defined]
+        return made
+
+    bench.run._host_for = host
+    for number in range(interrupts):
+        threading.Timer(1.0 + number, bench.run.interrupt).start()
+    began = time.monotonic()
+    assert bench.run.run().reason == "interrupted by Ctrl-C"
+    assert time.monotonic() - began < 10
+    assert all(runner.programs == [] for runner in bench.runners.values())
+
+
 def test_an_error_of_our_own_thread_ends_everything(tmp_path: Path) -> None:
     def script(_bench: LocalBench, _members: Any) -> None:
         raise BrokenPipeError("the terminal is gone")
@@ -162,6 +182,26 @@ def test_watchers_that_can_never_work_end_the_job(tmp_path: Path) -> None:
     outcome: LocalOutcome = bench.run.run()
     assert outcome.cluster.phase is Phase.FAILED
     assert outcome.reason.endswith("the watcher ended: RuntimeError: no such runner")
+
+
+@pytest.mark.parametrize("act", ["_kill", "_wind_up"])
+def test_an_engine_that_is_away_is_asked_once_at_the_end(act: str, tmp_path: Path) -> None:
+    bench = LocalBench(make_job(worker=6, model_dir=str(tmp_path)), lambda *_: None)
+    for replica in bench.run._job.replicas:
+        host = bench.host(replica, bench.run.identity(replica))
+        host.runner.trouble = None  # type: ignore[attr-defined]
+        bench.run._hosts[replica] = host
+    asked: list[str] = []
+
+    def find(identity: Identity) -> None:
+        asked.append(str(identity))
+        raise EngineUnavailableError("away")
+
+    for runner in bench.runners.values():
+        runner.find = find  # type: ignore[method-assign]
+    getattr(bench.run, act)(*([[]] if act == "_wind_up" else []))
+    assert len(asked) == 1
+    assert all("hurry" in runner.calls for runner in bench.runners.values())
 
 
 def test_run_ids_differ() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fakes import (
+    FakeLease,
     make_job,
 )
 from watcher_bench import Bench, FakeDevices
@@ -176,6 +177,45 @@ def test_a_runner_that_has_waited_for_its_engine_is_not_waited_for_again() -> No
     bench.after(5, lambda: setattr(bench.runner, "trouble", EngineUnavailableError("the engine has not answered")))
     assert bench.run() == Outcome(Result.RETRY, "the engine has not answered")
     assert bench.clock() - began < 10
+
+
+def test_a_stop_that_meets_an_engine_that_is_away_is_tried_again() -> None:
+    """How long it may be away is what following the program says; the program must not lose its TERM."""
+    bench = Bench()
+    original = bench.runner.stop
+
+    def away(handle: Any, grace: float) -> None:
+        raise EngineUnavailableError("the engine is being restarted")
+
+    bench.runner.stop = away  # type: ignore[method-assign]
+    bench.after(5, lambda: bench.say(generation=2, phase=Phase.FORMING, launch={"worker-1": 2}, reason="ps-0 failed"))
+    bench.after(30, lambda: setattr(bench.runner, "stop", original))
+    bench.after(40, lambda: bench.say(phase=Phase.RUNNING))
+    bench.after(50, bench.finish)
+    assert bench.run().result is Result.SUCCESS
+    assert [p.launch.generation for p in bench.runner.programs] == [1, 2]
+    assert bench.logged.count("stopping the program: generation 2: ps-0 failed") == 1
+    assert bench.channel.said[-1].failures == 0
+
+
+def test_an_adopted_program_at_another_address_is_a_new_incarnation_also_after_an_outage() -> None:
+    bench = Bench()
+    bench.until(5)
+    bench.runner.reserve = lambda *_: FakeLease("127.0.0.1:29999")  # type: ignore[method-assign]
+    original, writes = bench.store.set, []
+
+    def second_fails(key: str, value: Any) -> None:
+        if key == "replica" and value["address"] == "127.0.0.1:29999":
+            writes.append(value)
+            if len(writes) == 2:
+                raise ChannelError("API server: connection refused")
+        original(key, value)
+
+    bench.store.set = second_fails  # type: ignore[method-assign]
+    bench.after(3, lambda: bench.say(generation=2, phase=Phase.FORMING, launch={"worker-1": 2}))
+    bench.until(10)
+    said = bench.channel.said[-1]
+    assert (said.incarnation, said.address, said.failures) == (2, "127.0.0.1:29999", 0)
 
 
 # -- stall

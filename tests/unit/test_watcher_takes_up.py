@@ -14,6 +14,7 @@ from watcher_bench import Bench, FakeDevices, Killed, raises
 
 from tf_operator.errors import (
     DeviceError,
+    EngineUnavailableError,
     LaunchError,
     NoSuchDeviceError,
     PreflightError,
@@ -22,7 +23,7 @@ from tf_operator.errors import (
 )
 from tf_operator.membership import Cluster, Member, Phase, Status, Verdict
 from tf_operator.membership.messages import NOT_STARTED
-from tf_operator.runners.base import Exit
+from tf_operator.runners.base import Exit, SecretBundle
 from tf_operator.supervision import Outcome, Result
 
 # -- a host that cannot
@@ -276,6 +277,66 @@ def test_stop_by_person_finds_a_program_it_never_saw() -> None:
     bench.store.down = True
     bench.watcher().stop_by_person()
     assert bench.program.stop_asked is not None
+
+
+def test_a_program_that_a_person_ended_is_not_adopted_though_it_could_not_be_stopped() -> None:
+    bench = Bench()
+    watcher = bench.until(5)
+    bench.runner.trouble = EngineUnavailableError("the engine is away")
+    with pytest.raises(EngineUnavailableError):
+        watcher.stop_by_person()
+    bench.runner.trouble = None
+    first = bench.program
+    bench.until(5)
+    assert first.removed is not None
+    said = bench.channel.said[-1]
+    assert (said.incarnation, said.failures) == (2, 0)
+
+
+# -- an image that takes its time
+
+
+def test_a_job_that_ends_while_an_image_is_fetched_starts_nothing() -> None:
+    bench = Bench(make_job(gpus=1))
+    bench.runner.prepared = False
+    bench.after(50, bench.finish)
+    assert bench.run().result is Result.SUCCESS
+    assert bench.clock() < 1060
+    assert bench.runner.programs == []
+    assert bench.logged.count("worker-1 waits for its image") == 1
+
+
+@pytest.mark.parametrize("what", ["image", "secrets"])
+def test_a_watcher_lost_before_the_program_could_start_counts_nothing(what: str) -> None:
+    bench = Bench(make_job(retries=0))
+    if what == "image":
+        bench.runner.prepared = False
+    else:
+        bench.secrets = raises(Killed())  # type: ignore[arg-type]
+    if what == "image":
+        bench.until(50)
+    else:
+        with pytest.raises(Killed):
+            bench.run()
+    bench.runner.prepared, bench.secrets = True, SecretBundle
+    bench.until(5)
+    assert bench.channel.said[-1].failures == 0
+
+
+def test_a_newer_watcher_that_came_while_an_image_was_fetched_has_the_replica() -> None:
+    bench = Bench()
+    bench.runner.prepared = False
+    bench.after(20, lambda: bench.store.set("watcher", "newer"), lambda: setattr(bench.runner, "prepared", True))
+    assert bench.run().result is Result.SUPERSEDED
+    assert bench.runner.programs == []
+
+
+def test_devices_are_held_by_nobody_who_waits_for_an_image() -> None:
+    bench = Bench(make_job(gpus=1))
+    bench.runner.prepared = False
+    bench.devices = raises(AssertionError("it has no image yet"))  # type: ignore[arg-type]
+    bench.after(20, bench.finish)
+    assert bench.run().result is Result.SUCCESS
 
 
 # -- devices and secrets

@@ -94,9 +94,10 @@ def _ended_outside(job: RenderedJob, cluster: Cluster, _timers: Timers, facts: F
     for replica in job.replicas:
         state = facts.states.get(replica)
         if state in ENDED:
+            own = ", or its watcher could not go on: its log says why" if state == "failed" else ""
             return cluster.failed(
                 f"{replica}: its task became {state} while the job was {cluster.phase}:"
-                " a person set it, or Airflow gave it up",
+                f" a person set it, or Airflow gave it up{own}",
                 cause={"replica": str(replica), "state": state},
                 consequences=(),
             )

@@ -52,9 +52,13 @@ def living_plan(ref: GroupRef) -> Plan | None:
     PreflightError where nobody has it any more.
     """
     cluster = ref.task("cluster")
-    if airflow_io.task_states(ref, [cluster]).get(cluster) not in ("deferred", "running"):
+    state, plan = airflow_io.task_states(ref, [cluster]).get(cluster), airflow_io.kept_plan(ref)
+    if state in airflow_io.QUEUED and plan is not None and plan.again:
+        # Between two attempts. Before the first nobody goes by a plan yet.
+        return plan
+    if state not in ("deferred", "running"):
         return None
-    if (plan := airflow_io.kept_plan(ref)) is None:
+    if plan is None:
         raise PreflightError(f"{cluster} of this run is alive: clear the whole group for a new attempt")
     return plan
 

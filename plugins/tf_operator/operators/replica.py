@@ -103,13 +103,17 @@ class ReplicaOperator(BaseOperator):
             state = "running"
         if state not in ENDED_BY_PERSON:
             return "Airflow lost touch with this task; its program was left running, to be adopted by the retry"
-        watcher.stop_by_person()
-        deadline = time.monotonic() + KILL_PATIENCE
-        while watcher.alive() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        if not watcher.alive():
-            watcher.revoke_secrets()
-        return f"ended from outside (the task became {state}): its program was told to stop"
+        ended = f"ended from outside (the task became {state})"
+        try:
+            watcher.stop_by_person()
+            deadline = time.monotonic() + KILL_PATIENCE
+            while watcher.alive() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            if not watcher.alive():
+                watcher.revoke_secrets()
+        except (RunnerError, OSError) as error:
+            return f"{ended}, but its program cannot be seen to stop: the next try, or cleanup, ends it: {error}"
+        return f"{ended}: its program was told to stop"
 
     def _end(self, outcome: Outcome) -> None:
         self.log.info(outcome.text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from airflow.sdk import BaseOperator, Context
@@ -17,6 +18,7 @@ from tf_operator.identity import ReplicaId
 from tf_operator.membership import Cluster, Phase
 from tf_operator.plan import GroupRef, Plan, places
 from tf_operator.program import read_result, result_path
+from tf_operator.runners.away import PATIENCE, Away, engine_key
 from tf_operator.runners.base import Handle, Runner
 
 MARGIN = 15.0
@@ -148,14 +150,18 @@ class CleanupOperator(BaseOperator):
         if plan is None:
             return
         grace = plan.job.run_policy.termination_grace
-        left = list(self._left(plan, ref, grace))
+        keep, away = plan.job.run_policy.clean_policy == "keep_failed", Away()
+        left = list(self._left(plan, ref, grace, away))
         deadline = time.monotonic() + grace + MARGIN
+
+        def end(runner: Runner, handle: Handle) -> None:
+            while (ended := runner.poll(handle)) is None and time.monotonic() < deadline:
+                time.sleep(0.2)
+            runner.remove(handle, keep_output=keep and ended is not None and ended.failed)
+
         for replica, runner, handle in left:
             try:
-                while (end := runner.poll(handle)) is None and time.monotonic() < deadline:
-                    time.sleep(0.2)
-                failed = end is not None and end.failed
-                runner.remove(handle, keep_output=failed and plan.job.run_policy.clean_policy == "keep_failed")
+                away.ask(plan.job.group_of(replica), partial(end, runner, handle))
             except (RunnerError, OSError) as error:
                 self.log.warning("%s: %s", replica, error)
         for replica in plan.job.replicas if plan.job.secrets else ():
@@ -172,13 +178,18 @@ class CleanupOperator(BaseOperator):
         ledger = Ledger(settings.state_dir(), ref.identity(replica).key)
         end_left(ledger, login_airflow, lambda text: self.log.warning("%s: %s", replica, text))
 
-    def _left(self, plan: Plan, ref: GroupRef, grace: float) -> Iterator[tuple[ReplicaId, Runner, Handle]]:
+    def _left(self, plan: Plan, ref: GroupRef, grace: float, away: Away) -> Iterator[tuple[ReplicaId, Runner, Handle]]:
+        runners: dict[tuple[str, str | None], Runner] = {}
         for replica in plan.job.replicas:
+            group = plan.job.group_of(replica)
             try:
-                runner = runner_for(plan.job.group_of(replica))
-                if handle := runner.find(ref.identity(replica)):
+                if (key := engine_key(group)) not in runners:
+                    runners[key] = runner_for(group)
+                    runners[key].hurry(PATIENCE)
+                runner = runners[key]
+                if handle := away.ask(group, partial(runner.find, ref.identity(replica))):
                     self.log.info("stopping what is left of %s", replica)
-                    runner.stop(handle, grace)
+                    away.ask(group, partial(runner.stop, handle, grace))
                     yield replica, runner, handle
             except (TfOperatorError, OSError) as error:
                 self.log.warning("%s: %s", replica, error)

@@ -118,8 +118,11 @@ class Runner(Protocol):
         """The program with this identity, if one lives or its end has not been removed yet."""
         ...
 
-    def prepare(self, launch: Launch) -> None:
-        """Fetch what its start needs and may take minutes (an image). Called before its secrets are: those run out."""
+    def prepare(self, launch: Launch) -> bool:
+        """Have what its start needs and may take minutes (an image); False while that is under way: ask again.
+
+        Called before its devices and secrets are fetched: those are held, or run out.
+        """
         ...
 
     def start(self, launch: Launch, lease: Lease) -> Handle:
@@ -147,6 +150,10 @@ class Runner(Protocol):
 
     def stop(self, handle: Handle, grace: float) -> None:
         """Ask for TERM, then KILL after `grace` seconds; returns at once. `poll` tells when it has ended."""
+        ...
+
+    def hurry(self, patience: float) -> None:
+        """From now on wait only so long for an engine that is away, also in calls under way. From any thread."""
         ...
 
     def remove(self, handle: Handle, keep_output: bool = True) -> None:

@@ -23,7 +23,7 @@ from tf_operator.runners.clearing import BRIEFLY
 from tf_operator.runners.docker_container import Containers, Found
 from tf_operator.runners.docker_end import ENDED, end_of
 from tf_operator.runners.docker_engine import Engine, engine_url
-from tf_operator.runners.docker_images import ensure_image
+from tf_operator.runners.docker_images import Fetch
 from tf_operator.runners.docker_logs import Logs
 from tf_operator.runners.docker_output import Spool
 from tf_operator.runners.docker_start import start_container
@@ -72,6 +72,7 @@ class DockerRunner:
         self._watches = Watches()
         self._beats: dict[str, float] = {}
         self._prepared: tuple[str, int, int] | None = None
+        self._fetch: tuple[tuple[str, int, int], Fetch] | None = None
         self._away_since: float | None = None
 
     # -- before and at the start
@@ -114,20 +115,31 @@ class DockerRunner:
             folder.keeper_lock.unlink(missing_ok=True)
             os.close(descriptor)
 
-    def prepare(self, launch: Launch) -> None:
+    def prepare(self, launch: Launch) -> bool:
         """Have the image, once for each start."""
         wanted = (launch.identity.key, launch.incarnation, launch.generation)
-        if self._prepared != wanted:
+        if self._prepared == wanted:
+            return True
+        if self._fetch is None or self._fetch[0] != wanted:
             policy = docker_spec.options_of(launch).get("pull_policy")
-            ensure_image(self.engine, docker_spec.image_of(launch), policy, launch.identity)
-            self._prepared = wanted
+            self._fetch = wanted, Fetch(self.engine, docker_spec.image_of(launch), policy, launch.identity)
+        fetch = self._fetch[1]
+        try:
+            if not fetch.is_done():
+                return False
+        except BaseException:
+            self._fetch = None
+            raise
+        self._prepared, self._fetch = wanted, None
+        return True
 
     def start(self, launch: Launch, lease: Lease) -> Handle:
         """Start a container; an ended one of this identity is put on record and removed first."""
         if not isinstance(lease, NameLease):
             raise RunnerError(f"{launch.identity}: start needs a lease of this runner")
         docker_spec.check(launch)
-        self.prepare(launch)
+        while not self.prepare(launch):
+            pass
         self._prepared = None
         folder = self._folder(launch.identity)
         try:
@@ -178,7 +190,7 @@ class DockerRunner:
     # -- while it lives
 
     def poll(self, handle: Handle) -> Exit | None:
-        """None while it lives, or while the engine is briefly away. Carries out a KILL that is due."""
+        """None while it lives, or while the engine is briefly away. Carries out what of a stop is due."""
         folder, start = self._folder(handle.identity), int(handle.data["start"])
         if end := folder.exit(start):
             return Exit(**end)
@@ -195,7 +207,7 @@ class DockerRunner:
         self._watches.look(folder)
         with contextlib.suppress(RunnerError):
             self._beat(found)
-            self._kill_if_due(folder, found, start)
+            self._carry_out_stop(folder, found, start)
         return None
 
     def _be_patient(self) -> None:
@@ -213,13 +225,26 @@ class DockerRunner:
             self._beats[found.id] = now
             self.containers.beat(found.id)
 
-    def _kill_if_due(self, folder: RunFolder, found: Found, start: int) -> None:
+    def _carry_out_stop(self, folder: RunFolder, found: Found, start: int) -> None:
+        """TERM, unless it was sent, then KILL once it is due."""
         request = folder.stop_request(start)
-        if request is None or request.get("killed") or time.monotonic() < request["kill_at"]:
+        if request is None or request.get("killed") or self._term(folder, found, start, request):
+            return
+        if time.monotonic() < request["kill_at"]:
             return
         if request["grace"] > 0:
             folder.request_stop(start, **{**request, "killed": True})
         self.containers.signal(found.id, "SIGKILL")
+
+    def _term(self, folder: RunFolder, found: Found, start: int, request: dict[str, Any]) -> bool:
+        """Whether it was sent now. Noted after that, and the grace counts from it: the engine may have been away."""
+        if request.get("termed") or request["grace"] <= 0 or not self.containers.signal(found.id, "SIGTERM"):
+            return False
+        kill_at = time.monotonic() + request["grace"]
+        folder.request_stop(start, **{**request, "termed": True, "kill_at": kill_at})
+        # A frozen program does not see a TERM.
+        self.containers.signal(found.id, "SIGCONT")
+        return True
 
     def output(self, handle: Handle, offset: int, limit: int = 65536) -> tuple[bytes, int]:
         """Masked output of this start, also after its end and its removal."""
@@ -249,7 +274,7 @@ class DockerRunner:
     # -- the end
 
     def stop(self, handle: Handle, grace: float) -> None:
-        """Leave the request on record, send TERM; `poll` sends KILL when the grace is over, else the watchdog does."""
+        """Leave the request on record, send TERM; `poll` sends what is due later, else the watchdog sends KILL."""
         folder, start = self._folder(handle.identity), int(handle.data["start"])
         found = self.containers.get(handle.data["container"])
         if found is None or found.state["Status"] in ENDED or folder.exit(start):
@@ -258,14 +283,14 @@ class DockerRunner:
         earlier = folder.stop_request(start) or {}
         kill_at = min(time.monotonic() + grace, earlier.get("kill_at", float("inf")))
         if not earlier or kill_at < earlier["kill_at"]:
-            folder.request_stop(start, grace, kill_at=kill_at, killed=earlier.get("killed", False))
+            folder.request_stop(start, **{**earlier, "grace": grace, "kill_at": kill_at})
         if found.state.get("Paused"):
             self.containers.unpause(found.id)
-        if not earlier and grace > 0:
-            self.containers.signal(found.id, "SIGTERM")
-            # A frozen program does not see a TERM.
-            self.containers.signal(found.id, "SIGCONT")
-        self._kill_if_due(folder, found, start)
+        self._carry_out_stop(folder, found, start)
+
+    def hurry(self, patience: float) -> None:
+        """Read anew by every call that waits."""
+        self.engine.patience = min(patience, self.engine.patience)
 
     def remove(self, handle: Handle, keep_output: bool = True) -> None:
         """Remove container and records of this start, and the run's network with its last container."""

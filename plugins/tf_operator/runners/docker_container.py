@@ -111,17 +111,19 @@ class Containers:
                 f" (image {found.raw['Config']['Image']}), which is not of this job: rename or remove it"
             )
 
-    def signal(self, container: str, name: str) -> None:
-        """Send a signal to the container's init, which passes it on; nothing where it has ended."""
+    def signal(self, container: str, name: str) -> bool:
+        """Send a signal to the container's init, which passes it on; False where it has ended."""
 
-        def ask(api: Client) -> None:
+        def ask(api: Client) -> bool:
             try:
                 api.kill(container, name)
             except APIError as error:
                 if error.status_code not in (404, 409):
                     raise
+                return False
+            return True
 
-        self._engine.call(f"container {container[:12]}: sending {name}", ask)
+        return self._engine.call(f"container {container[:12]}: sending {name}", ask)
 
     def unpause(self, container: str) -> None:
         """Have it go on."""

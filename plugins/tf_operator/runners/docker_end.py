@@ -19,7 +19,8 @@ def end_of(
     orphan_timeout: float = 0.0,
     stop: Mapping[str, Any] | None = None,
 ) -> Exit:
-    """The end as `State` of inspect has it. `limit`: memory in bytes, 0 for none. `stop`: the request, if one was made.
+    """The end as `State` of inspect has it. `limit`: memory in bytes, 0 for none. `stop`: the request, if one was made;
+    one that never reached the program is not why it ended.
 
     The container's own exit code is the shell's, so a program that exits with 137 looks like one that was killed.
     """
@@ -40,7 +41,7 @@ def end_of(
         code=code,
         signal=signal_name(code),
         oom_limit=limit if out_of_memory and code == 128 + signal.SIGKILL else None,
-        stopped=stop is not None or orphan,
+        stopped=orphan or (stop is not None and bool(stop["grace"] <= 0 or stop.get("termed") or stop.get("killed"))),
         reason="; ".join(reasons) or None,
         final=any(kind == "final" for kind, _, _ in words),
     )

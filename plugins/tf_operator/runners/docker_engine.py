@@ -90,12 +90,12 @@ class Engine:
 
         NotFound passes through: absence is an answer.
         """
-        deadline = time.monotonic() + (self.patience if patient else 0.0)
+        began = time.monotonic()
         while True:
             try:
                 return self._once(doing, ask)
             except EngineUnavailableError:
-                if time.monotonic() >= deadline:
+                if not patient or time.monotonic() - began >= self.patience:
                     raise
                 time.sleep(0.5)
 

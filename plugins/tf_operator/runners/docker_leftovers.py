@@ -108,10 +108,13 @@ def _handles(runner: DockerRunner, identity: Identity) -> list[Handle]:
 
 
 def _clean_networks(engine: Engine, state_dir: Path) -> list[str]:
-    """Networks of runs that have no container any more."""
+    """Networks of this state_dir's runs that have no container any more.
+
+    Those of another are between their making and their first container under a lock that is not ours.
+    """
 
     def ask(api: Client) -> list[dict[str, dict[str, str]]]:
-        return list(api.networks(filters={"label": [f"{LABEL}.job"]}))
+        return list(api.networks(filters={"label": [f"{LABEL}.job", f"{LABEL}.place={place_mark(state_dir)}"]}))
 
     lines = []
     for network in engine.call("looking for networks", ask):

@@ -39,8 +39,8 @@ def alone(state_dir: Path, job_key: str, who: object) -> Iterator[None]:
         os.close(descriptor)
 
 
-def ensure(engine: Engine, identity: Identity, outbound: bool = False) -> str:
-    """The id of the run's network, or of its way out, made where missing.
+def ensure(engine: Engine, identity: Identity, place: str, outbound: bool = False) -> str:
+    """The id of the run's network, or of its way out, made where missing, as of this `place_mark`.
 
     Call it `alone`, and fill it before letting go.
     """
@@ -54,7 +54,7 @@ def ensure(engine: Engine, identity: Identity, outbound: bool = False) -> str:
             network_name(identity) + ("-out" if outbound else ""),
             driver="bridge",
             internal=not outbound,
-            labels=job_labels(identity) | {f"{LABEL}.network": kind},
+            labels=job_labels(identity) | {f"{LABEL}.network": kind, f"{LABEL}.place": place},
             check_duplicate=True,
         )
         return str(made["Id"])

@@ -20,16 +20,17 @@ from tf_operator.runners.docker_engine import Client, Engine
 def start_container(engine: Engine, state_dir: Path, launch: Launch, start: int, kill_after: float) -> Found:
     """Create and start. Raises LaunchError or RunnerError, and then nothing of it is left."""
     give_model_dir(launch)
-    labels = docker_spec.labels_of(launch, start, docker_spec.place_mark(state_dir))
+    place = docker_spec.place_mark(state_dir)
+    labels = docker_spec.labels_of(launch, start, place)
     config, host = docker_spec.config_of(launch, labels), docker_spec.host_config_of(launch)
     script = docker_entry.hand_over(launch, labels[f"{docker_spec.LABEL}.mark"], kill_after)
     container = None
     try:
         with docker_network.alone(state_dir, launch.identity.job_key, launch.identity):
-            network = docker_network.ensure(engine, launch.identity)
+            network = docker_network.ensure(engine, launch.identity, place)
             container = _create(engine, launch, config, host, network)
             if docker_spec.options_of(launch).get("outbound"):
-                way_out = docker_network.ensure(engine, launch.identity, outbound=True)
+                way_out = docker_network.ensure(engine, launch.identity, place, outbound=True)
                 engine.call(
                     f"{launch.identity}: connecting it to the outside",
                     lambda api: api.connect_container_to_network(container, way_out),

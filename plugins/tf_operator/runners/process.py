@@ -52,8 +52,12 @@ class ProcessRunner:
             return None
         return handle_of(record, stopping=folder.stop_request(record["start"]) is not None)
 
-    def prepare(self, launch: Launch) -> None:
+    def prepare(self, launch: Launch) -> bool:
         """Nothing to do."""
+        return True
+
+    def hurry(self, patience: float) -> None:
+        """Nothing is waited for."""
 
     def start(self, launch: Launch, lease: Lease) -> Handle:
         """Start a program in its own session under a detached keeper, which takes over the leases."""

@@ -61,6 +61,25 @@ def test_a_plan_cleared_alone_goes_on_as_it_was_while_the_job_lives(
     assert checks.living_plan(REF) == (plan() if lives else None)
 
 
+@pytest.mark.parametrize("state", ["up_for_reschedule", "scheduled", "queued"])
+@pytest.mark.parametrize("again", [0, 1])
+def test_a_plan_cleared_alone_between_two_attempts_goes_on_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, state: str, again: int
+) -> None:
+    """Before the first attempt a cluster in the queue goes by no plan yet."""
+    stored: dict[str, Any] = {}
+    monkeypatch.setattr(airflow_io.XCom, "get_one", lambda **call: stored.get(call["task_id"]))
+    monkeypatch.setattr(airflow_io.XCom, "set", lambda **call: stored.update({call["task_id"]: call["value"]}))
+    monkeypatch.setattr(airflow_io, "task_states", lambda ref, ids: {"train.cluster": state})
+    airflow_io.keep_plan(REF, plan())
+    if again:
+        airflow_io.replace_plan(REF, plan(), 70.0)
+    planned = airflow_io.read_plan(REF)
+    stored.pop("train.plan", None)
+    assert checks.living_plan(REF) == planned
+    assert (planned is not None) is bool(again)
+
+
 def test_the_plan_is_replaced_once_however_often_a_triggerer_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     stored: dict[str, Any] = {"value": plan().model_dump(mode="json")}
     monkeypatch.setattr(airflow_io.XCom, "get_one", lambda **_: stored["value"])

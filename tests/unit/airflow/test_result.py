@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from fakes import make_job, running_cluster
 
 from tf_operator import airflow_io
+from tf_operator.job_spec.rendered import RenderedRuntime
 from tf_operator.membership import Phase
 from tf_operator.operators import result
-from tf_operator.operators.result import ResultOperator, marked_success
+from tf_operator.operators.result import CleanupOperator, ResultOperator, marked_success
 from tf_operator.plan import Plan
 
 
@@ -50,6 +52,22 @@ def test_a_success_counts_once_the_cluster_has_ended(
     with pytest.raises(AirflowException, match=told) as raised:
         operator.execute({"ti": Instance()})  # type: ignore[typeddict-item]
     assert isinstance(raised.value, AirflowFailException) is not again, "a retry can help"
+
+
+def test_cleanup_waits_once_for_an_engine_that_is_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Not once for each replica, a minute each."""
+    job = make_job(worker=16)
+    runtime = RenderedRuntime(kind="docker", image="i:1")
+    job = job.model_copy(update={"groups": [group.model_copy(update={"runtime": runtime}) for group in job.groups]})
+    plan = Plan(attempt="a1", job=job, pool="gpu", slots=1)
+    monkeypatch.setenv("AIRFLOW__TF_OPERATOR__DOCKER_URL", f"unix://{tmp_path}/none.sock")
+    monkeypatch.setenv("AIRFLOW__TF_OPERATOR__STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(airflow_io, "read_plan", lambda ref: plan)
+    monkeypatch.setattr(airflow_io, "unregister_holder", lambda pool, ref: None)
+    monkeypatch.setattr(result, "PATIENCE", 0.6)
+    began = time.monotonic()
+    CleanupOperator(task_id="cleanup", group_id="train").execute({"ti": Instance()})  # type: ignore[typeddict-item]
+    assert 0.6 < time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(

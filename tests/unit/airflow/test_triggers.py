@@ -157,6 +157,30 @@ def test_a_trigger_whose_task_was_cleared_says_nothing_more(tmp_path: Path, boar
     assert board.clusters == []
 
 
+@pytest.mark.parametrize("attempt", ["a1", "a2"])
+def test_a_trigger_that_stood_still_looks_whose_job_it_is(
+    tmp_path: Path, board: Board, monkeypatch: pytest.MonkeyPatch, attempt: str
+) -> None:
+    """`deferred` may be the state of a later attempt's cluster by then, whose word it must not write over."""
+    board.plan = plan(tmp_path).model_copy(update={"attempt": attempt})
+    monkeypatch.setattr("tf_operator.triggers.THAWED", 0.0)
+    subject = trigger(tmp_path)
+
+    async def lead() -> None:
+        task = asyncio.ensure_future(anext(subject.run()))
+        while board.looks < 2:
+            await asyncio.sleep(0.01)
+        said = len(board.clusters)
+        board.member = member(Status.EXITED, Exit(0))
+        board.stored = None
+        await asyncio.sleep(3)
+        assert (len(board.clusters) > said) is (attempt == "a1")
+        task.cancel()
+
+    board.stored = Cluster("a1", phase=Phase.RUNNING, launch={"worker-0": 1}, members={"worker-0": 1})
+    asyncio.run(lead())
+
+
 def test_an_admission_that_did_not_open_ends_the_cluster_at_once(tmp_path: Path, board: Board) -> None:
     board.states = {"train.admission": "failed", "train.worker": "upstream_failed", "train.cluster": "deferred"}
     assert [type(e) for e in events(trigger(tmp_path))] == [TaskFailedEvent]

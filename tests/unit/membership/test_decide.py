@@ -131,6 +131,7 @@ def test_a_replica_that_a_person_ended_ends_the_job_as_failed(state: str, name: 
     world.states[ReplicaId.parse(name)] = state
     assert world.step().phase is Phase.FAILED
     assert f"{name}: its task became {state}" in world.cluster.reason
+    assert ("or its watcher could not go on: its log says why" in world.cluster.reason) is (state == "failed")
     assert world.cluster.cause == {"replica": name, "state": state}
 
 
