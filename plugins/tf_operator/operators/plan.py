@@ -24,8 +24,10 @@ from tf_operator.errors import (
 from tf_operator.gang import evaluate
 from tf_operator.job_spec import RenderedJob, TensorFlowJob, dates
 from tf_operator.operators import checks
+from tf_operator.operators.reasons import clearing, quotable
 from tf_operator.plan import GroupRef, Plan
 from tf_operator.pools import configured_slots_per_gpu
+from tf_operator.supervision import ChannelError
 
 
 def render(job: TensorFlowJob, context: Context, group_id: str, project_dir: str, prefix: str) -> RenderedJob:
@@ -93,16 +95,28 @@ class PlanOperator(_JobOperator):
         self.team = team
         self.policy = dict(policy)
         self.strict_conf = strict_conf
+        self.awaits_policy = True
+
+    @classmethod
+    def get_serialized_fields(cls) -> frozenset[str]:
+        """By this the cluster policy knows the task, to leave its mark."""
+        fields: frozenset[str] = BaseOperator.get_serialized_fields()  # type: ignore[no-untyped-call]
+        return fields | {"awaits_policy"}
 
     def execute(self, context: Context) -> list[int] | None:
         """Fails for good on what a person has to change, and lets Airflow retry what may pass."""
+        ref = GroupRef(context["ti"].dag_id, str(context["ti"].run_id), self.group_id)
+        with quotable(ref, "plan", clearing(context)):
+            return self._begin(ref, context)
+
+    def _begin(self, ref: GroupRef, context: Context) -> list[int] | None:
         ti = context["ti"]
-        ref = GroupRef(ti.dag_id, str(ti.run_id), self.group_id)
         try:
             if living := checks.living_plan(ref):
                 ti.xcom_push(airflow_io.PLAN_KEY, living.model_dump(mode="json"))
                 self.log.warning("the job goes on as it was planned: clear the whole group for a new attempt")
                 return indexes(living.job, self.of) if self.of else None
+            checks.policy(airflow_io.AirflowStore(context["task_state_store"]))
             self._check_conf(context)
             job = self.rendered(context)
             self.log.info("effective params: %s", job.params)
@@ -113,7 +127,7 @@ class PlanOperator(_JobOperator):
             raise AirflowException(str(error)) from None
         except (PreflightError, ImageError, SecretError) as error:
             raise AirflowFailException(str(error)) from None
-        except RunnerError as error:
+        except (RunnerError, ChannelError) as error:
             raise AirflowException(str(error)) from None
         ti.xcom_push(airflow_io.PLAN_KEY, plan.model_dump(mode="json"))
         self.log.info(
@@ -140,13 +154,17 @@ class PlanOperator(_JobOperator):
 
     def its_turn(self, context: Context, event: Any = None) -> list[int] | None:
         """Nobody goes first any more, or too late."""
-        ti = context["ti"]
-        ref = GroupRef(ti.dag_id, str(ti.run_id), self.group_id)
-        if isinstance(event, dict) and event.get("too_late"):
-            raise AirflowFailException(event["too_late"])
-        plan = airflow_io.read_plan(ref)
-        if plan is None:
-            raise AirflowFailException(f"{ref.task('plan')} has left no plan: clear the whole group")
+        ref = GroupRef(context["ti"].dag_id, str(context["ti"].run_id), self.group_id)
+        told = event if isinstance(event, dict) else {}
+        with quotable(ref, "plan", clearing(context)):
+            if told.get("too_late"):
+                raise AirflowFailException(told["too_late"])
+            plan = airflow_io.read_plan(ref)
+            if plan is None:
+                raise AirflowFailException(f"{ref.task('plan')} has left no plan: clear the whole group")
+        if waited := told.get("waited"):
+            plan = plan.model_copy(update={"waited": waited})
+            context["ti"].xcom_push(airflow_io.PLAN_KEY, plan.model_dump(mode="json"))
         return indexes(plan.job, self.of) if self.of else None
 
     def _plan(self, job: RenderedJob) -> Plan:

@@ -31,6 +31,18 @@ def operator(tmp_path: Path) -> Any:
     return as_dag(TensorFlowJob.from_file(file), project_dir=tmp_path).get_task("train.plan")
 
 
+class Instance:
+    dag_id, run_id = "j", "r"
+    pushed: dict[str, Any] = {}
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.pushed[key] = value
+
+
+class Run:
+    clear_number, conf = 2, None
+
+
 def plan_of(operator: Any, tmp_path: Path, pool: str = "gpu") -> Plan:
     job = operator.job.render({"dag": None, "run_id": "r"}, project_dir=tmp_path, params={"workers": 3})
     return Plan(attempt="a", job=job, pool=pool, slots=3)
@@ -51,12 +63,15 @@ def test_it_waits_in_the_triggerer_and_then_goes_on(
     assert left.value.trigger.serialize()[1]["timeout"] == plan.job.run_policy.schedule_timeout
     monkeypatch.setattr(airflow_io, "read_plan", lambda ref: plan)
 
-    class Instance:
-        dag_id, run_id = "j", "r"
-
-    assert operator.its_turn({"ti": Instance()}, {}) == [0, 1, 2], "what the workers are mapped over"
+    left: dict[str, Any] = {}
+    monkeypatch.setattr(airflow_io, "leave_reason", lambda ref, task, of, text: left.update({of: text}))
+    context = {"ti": Instance(), "dag_run": Run()}
+    assert operator.its_turn(context, {"waited": 7.5}) == [0, 1, 2], "what the workers are mapped over"
+    assert Plan.model_validate(Instance.pushed["plan"]) == plan.model_copy(update={"waited": 7.5})
+    assert not left
     with pytest.raises(AirflowFailException, match="schedule_timeout"):
-        operator.its_turn({"ti": Instance()}, {"too_late": "schedule_timeout: ..."})
+        operator.its_turn(context, {"too_late": "schedule_timeout: ..."})
+    assert left == {"clear 2": "schedule_timeout: ..."}, "what result quotes"
 
 
 @pytest.mark.parametrize("has_date", [False, True])
@@ -80,6 +95,28 @@ def test_a_run_without_a_date_has_that_of_the_time_it_was_asked_for(tmp_path: Pa
     )
     job = render(TensorFlowJob.from_file(file), context, "", str(tmp_path), "")  # type: ignore[arg-type]
     assert job.groups[0].command[1:] == [f"--day={'2026-01-31' if has_date else '2026-03-01'}", "2026"]
+
+
+@pytest.mark.parametrize(
+    ("store", "told"),
+    [({}, "the tf_operator cluster policy has not seen this run"), ({"policy": {"seen": True}}, "next")],
+)
+def test_a_run_the_policy_has_not_seen_takes_no_slots(
+    operator: Any, monkeypatch: pytest.MonkeyPatch, store: dict[str, Any], told: str
+) -> None:
+    """Else the cluster would say so: once it has its slots, which may take hours."""
+    left: list[str] = []
+    monkeypatch.setattr(airflow_io, "task_states", lambda ref, ids: {})
+    monkeypatch.setattr(airflow_io, "leave_reason", lambda ref, task, of, text: left.append(text))
+    monkeypatch.setattr(operator, "rendered", _next, raising=False)
+    context = {"ti": Instance(), "dag_run": Run(), "dag": operator.dag, "task_state_store": store}
+    with pytest.raises(AirflowFailException, match=told):
+        operator.execute(context)
+    assert len(left) == 1 and left[0].startswith(told)
+
+
+def _next(context: Any) -> Any:
+    raise AirflowFailException("next")
 
 
 def test_who_needs_no_pool_waits_for_nobody(operator: Any, tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def test_serialization_round_trip_keeps_the_formula() -> None:
     data = DagSerialization.to_dict(as_dag(job(), project_dir=HERE))
     again = DagSerialization.from_dict(data)
     assert '"param": "workers"' in again.get_task("train.cluster").gang
+    assert again.get_task("train.plan").awaits_policy is True, "by this the policy knows it"
 
 
 def test_parsing_is_deterministic() -> None:
