@@ -13,7 +13,7 @@ from airflow.sdk.timezone import coerce_datetime
 from tf_operator import airflow_io, turns
 from tf_operator.errors import PreflightError
 from tf_operator.job_spec import TensorFlowJob
-from tf_operator.operators.plan import render
+from tf_operator.operators.plan import conf_fault, render
 from tf_operator.plan import GroupRef, Plan
 from tf_operator.task_group import as_dag
 
@@ -117,6 +117,29 @@ def test_a_run_the_policy_has_not_seen_takes_no_slots(
 
 def _next(context: Any) -> Any:
     raise AirflowFailException("next")
+
+
+@pytest.mark.parametrize(
+    ("given", "prefix", "strict", "told"),
+    [
+        ({"workers": 3, "date": "x"}, "", False, None),
+        ({"wrokers": 3}, "", False, "conf.wrokers = 3: the DAG has no such param; did you mean workers? A key that"),
+        ({"epoch": 3}, "", False, "did you mean epochs?"),
+        ({"worker_pool": "a", "day": 1}, "", False, None),
+        ({"a_wokers": 3}, "a_", False, "did you mean a_workers?"),
+        ({"wrokers": 3}, "a_", False, None),
+        ({"epochs_": 3, "epochs": 3}, "", False, "did you mean epochs?"),
+        ({"n_epochs": 3}, "", False, None),  # a param of another group, or the DAG's own
+        ({"day": 1}, "", True, "conf.day = 1: the job has no such param; it has workers, epochs"),
+    ],
+)
+def test_a_typing_error_in_a_runs_conf_does_not_train_with_defaults(
+    given: dict[str, Any], prefix: str, strict: bool, told: str | None
+) -> None:
+    own = ("workers", "epochs")
+    fault = conf_fault(given, {*(prefix + name for name in own), "n_epochs"}, own, prefix, strict)
+    assert (fault is None) == (told is None)
+    assert (told or "") in (fault or "")
 
 
 def test_who_needs_no_pool_waits_for_nobody(operator: Any, tmp_path: Path) -> None:
