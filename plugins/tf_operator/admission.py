@@ -65,6 +65,8 @@ class AdmissionTrigger(BaseTrigger):
         self._began = time.monotonic()
         self._said: tuple[str, float] = ("", 0.0)
         self._gave_up = ""
+        self._refused = ""
+        self._attempt = ""
         self._plan: Plan | None = None
         self._goes_first = False
         self._bell = asyncio.Event()
@@ -100,6 +102,8 @@ class AdmissionTrigger(BaseTrigger):
                 # The one way out over a worker: from there the cluster task can be taken out of the pool's queue.
                 yield TriggerEvent({"too_late": self._gave_up})  # type: ignore[no-untyped-call]
                 return
+            if verdict is False:
+                await self._leave_reason(ref)
             if verdict is not None:
                 yield TaskSuccessEvent() if verdict else TaskFailedEvent()
                 return
@@ -116,28 +120,36 @@ class AdmissionTrigger(BaseTrigger):
         """True: open. False: never. None: wait."""
         plan = self._plan or await sync_to_async(airflow_io.plan_in_force)(ref)
         if plan is None:
-            self.log.error("%s has left no plan: clear the whole group", ref.task("plan"))
-            return False
-        self._plan = plan
+            return self._refuse(f"{ref.task('plan')} has left no plan: clear the whole group")
+        self._plan, self._attempt = plan, plan.attempt
         cluster_id = ref.task("cluster")
         wanted = [cluster_id, *map(ref.task, self.replica_tasks)]
         states = await sync_to_async(airflow_io.task_states)(ref, wanted)
         state = states.get(cluster_id)
         if state in NOT_OPENED or state == "success":
-            self.log.error("not opened: the task %s is %s; its log says why", cluster_id, state)
-            return False
+            return self._refuse(f"not opened: the task {cluster_id} is {state}; its log says why")
         if state == "deferred":
             # Many may wait, and each look costs the triggerer a call: the plan is read again only where it matters.
             self._plan = None
         if state == "deferred" and not await self._still_running(cluster_id, states):
             cluster = await sync_to_async(airflow_io.read_cluster)(ref, plan.attempt)
             if cluster and cluster.phase.terminal:
-                self.log.error("not opened: the job has %s: %s", cluster.phase, cluster.reason)
-                return False
+                return self._refuse(f"not opened: the job has {cluster.phase}: {cluster.reason}")
             if cluster:
                 self.log.info("opened after %.0f s: %s holds %d slots of pool %s", *self._facts(cluster_id, plan))
                 return True
         return await self._wait(ref, plan, state)
+
+    def _refuse(self, text: str) -> bool:
+        self._refused = text
+        self.log.error("%s", text)
+        return False
+
+    async def _leave_reason(self, ref: GroupRef) -> None:
+        try:
+            await sync_to_async(airflow_io.leave_reason)(ref, "admission", self._attempt, self._refused)
+        except Exception as error:
+            self.log.warning("result cannot say why: %s: %s", type(error).__name__, error)
 
     def _facts(self, cluster_id: str, plan: Plan) -> tuple[float, str, int, str]:
         return time.monotonic() - self._began, cluster_id, plan.slots, plan.pool
@@ -151,7 +163,7 @@ class AdmissionTrigger(BaseTrigger):
     async def _wait(self, ref: GroupRef, plan: Plan, state: str | None) -> bool | None:
         waited = time.monotonic() - self._began
         limit = plan.job.run_policy.schedule_timeout
-        if limit is not None and waited > limit:
+        if limit is not None and plan.waited + waited > limit:
             self._gave_up = (
                 f"schedule_timeout: pool {plan.pool} had no {plan.slots} slots free within {limit:.0f} s"
                 f" (run_policy.schedule_timeout); {await self._in_the_way(ref, plan)}"

@@ -16,13 +16,14 @@ from airflow.sdk.exceptions import AirflowRescheduleException
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.sdk.execution_time.xcom import XCom
+from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
 from tf_operator.membership import Cluster, Member
 from tf_operator.plan import GroupRef, Place, Plan
 from tf_operator.supervision import ChannelError
 from tf_operator.watching import WAITING
 
-PLAN_KEY, CLUSTER_KEY, MEMBER_KEY = "plan", "cluster", "member"
+PLAN_KEY, CLUSTER_KEY, MEMBER_KEY, REASON_KEY = "plan", "cluster", "member", "reason"
 
 LIVE = frozenset({"running", "deferred", "queued", "scheduled", "restarting", "up_for_retry", "up_for_reschedule"})
 """States of a task that has not ended."""
@@ -103,6 +104,23 @@ def write_member(ref: GroupRef, place: Place, member: Member) -> None:
         task_id=place.task_id,
         map_index=place.map_index,
     )
+
+
+def leave_reason(ref: GroupRef, task: str, of: str, text: str) -> None:
+    """Why the task is about to fail, masked as in its log.
+
+    `of` is what it belongs to, the attempt mostly: Airflow keeps the XComs of an earlier try until a new process of the
+    task has begun, and those of admission for ever.
+    """
+    masked = str(redact(text)).replace("\0", "")
+    value = {"of": of, "text": masked}
+    XCom.set(key=REASON_KEY, value=value, dag_id=ref.dag_id, run_id=ref.run_id, task_id=ref.task(task))
+
+
+def read_reason(ref: GroupRef, task: str, of: str) -> str | None:
+    """What the task left; None where that was nothing, or belongs to something else."""
+    data = XCom.get_one(key=REASON_KEY, dag_id=ref.dag_id, run_id=ref.run_id, task_id=ref.task(task), map_index=-1)
+    return str(data["text"]) if data and data.get("of") == of else None
 
 
 def task_states(ref: GroupRef, task_ids: Iterable[str]) -> dict[str, str | None]:

@@ -29,6 +29,8 @@ class Plan(BaseModel):
     """How many attempts before this one let go after a start_timeout."""
     elapsed: float = 0.0
     """Seconds those have held their slots."""
+    waited: float = 0.0
+    """Seconds it stood behind a job that goes first: a part of its schedule_timeout."""
 
     def next_attempt(self, elapsed: float) -> Plan:
         """The plan of the attempt that comes after this one has let go, `elapsed` seconds into the job."""

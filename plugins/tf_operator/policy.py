@@ -31,12 +31,18 @@ airflow.settings.task_instance_mutation_hook.is_noop = False  # type: ignore[att
 @hookimpl
 def task_instance_mutation_hook(task_instance: TaskInstance, dag_run: DagRun | None) -> None:
     """Set pool and slots of a job's cluster task. A run that can never fit is let through, to fail at once."""
-    gang = getattr(getattr(task_instance, "task", None), "gang", None)
-    if gang is None or dag_run is None:
+    task = getattr(task_instance, "task", None)
+    gang = getattr(task, "gang", None)
+    awaited = getattr(task, "awaits_policy", False)
+    if dag_run is None or (gang is None and not awaited):
         return
     from sqlalchemy.orm import object_session
 
     session = object_session(dag_run)
+    if gang is None:
+        if session is not None:
+            _leave({"seen": True}, task_instance, dag_run, session)
+        return
     mark = decide(json.loads(gang), dag_run.conf or {}, session, lambda: _team_of(dag_run.dag_id, session))
     task_instance.pool = "default_pool" if "refused" in mark else mark["pool"]
     task_instance.pool_slots = 1 if "refused" in mark else mark["slots"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from importlib import import_module
@@ -38,6 +38,8 @@ from tf_operator.plan import is_mapped
 
 INHERITED = frozenset({"owner", "queue", "executor"})
 """What our tasks take from a DAG's default_args; everything else they set themselves."""
+EVENTS = ("failure", "success", "retry", "skipped")
+"""What `result` takes callbacks for from default_args. Its own beginning is the job's end: nothing of `execute`."""
 GANG_EXTRA_TASKS = 6
 SHORT = timedelta(seconds=5)
 
@@ -82,6 +84,7 @@ class _Build:
     own_dag: bool
     team: str | None = None
     fence: Mapping[str, Any] | None = None
+    around: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def gang(self) -> dict[str, Any]:
@@ -129,7 +132,14 @@ def as_task_group(
     group = TensorFlowTaskGroup(group_id=group_id, tooltip=job.description or job.name, default_args=neutral)  # type: ignore[arg-type]
     with group:
         build = _Build(
-            job, group.group_id or "", str(folder), param_prefix, own_dag, team=team, fence=known.fence(team)
+            job,
+            group.group_id or "",
+            str(folder),
+            param_prefix,
+            own_dag,
+            team=team,
+            fence=known.fence(team),
+            around=given,
         )
         group.output = _wire(build)
     return group
@@ -143,14 +153,14 @@ def _roots(project: Path) -> list[Path]:
     return [project / "configs" / "jobs", project / "dags", dags]
 
 
-def _given_defaults(dag: DAG) -> set[str]:
-    """What default_args of the DAG, and of the groups ours stands in, would change in our tasks."""
-    keys = set(dag.default_args)
+def _given_defaults(dag: DAG) -> dict[str, Any]:
+    """What default_args of the DAG, and of the groups ours stands in, would make of our tasks: the innermost count."""
+    given: dict[str, Any] = {}
     around = TaskGroupContext.get_current(dag)
     while around is not None:
-        keys |= set(around.default_args)
+        given = {**around.default_args, **given}
         around = around.parent_group
-    return keys
+    return {**dag.default_args, **given}
 
 
 def _merge_params(dag: DAG, job: TensorFlowJob, prefix: str) -> None:
@@ -206,7 +216,7 @@ def _wire(build: _Build) -> Any:
         retries=2,
         retry_delay=SHORT,
         trigger_rule="all_done",
-        **_callbacks(build.job),
+        **_callbacks(build.job, build.around),
     )
     cleanup = CleanupOperator(task_id="cleanup", group_id=build.group_id, retries=0, trigger_rule="all_done")
     plan >> [cluster, admission]
@@ -280,13 +290,19 @@ def _offset(job: TensorFlowJob, outline: GroupOutline) -> int:
     return sum(other.count or 0 for other in before if other.role == outline.role)
 
 
-def _callbacks(job: TensorFlowJob) -> dict[str, Any]:
-    """Notifiers belong to `result`, so that each is called once per job."""
-    return {
-        f"on_{event}_callback": [_notifier(job, each.notifier, each.kwargs) for each in notifiers]
-        for event, notifiers in (("failure", job.notify.on_failure), ("success", job.notify.on_success))
-        if notifiers
-    }
+def _callbacks(job: TensorFlowJob, around: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of default_args (`around`), and the job's notifiers: they belong to `result`, to be called once per job."""
+    notifiers = {"failure": job.notify.on_failure, "success": job.notify.on_success}
+    own = {event: [_notifier(job, each.notifier, each.kwargs) for each in found] for event, found in notifiers.items()}
+    found = {event: [*_several(around.get(f"on_{event}_callback")), *own.get(event, [])] for event in EVENTS}
+    return {f"on_{event}_callback": callbacks for event, callbacks in found.items() if callbacks}
+
+
+def _several(callbacks: Any) -> list[Any]:
+    """As Airflow reads them: none, one, or some."""
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, Collection) else [callbacks]
 
 
 def _notifier(job: TensorFlowJob, path: str, kwargs: Mapping[str, Any]) -> Any:

@@ -42,6 +42,7 @@ class ClusterTrigger(BaseTrigger):
         self._members: dict[ReplicaId, Member] = {}
         self._states: dict[ReplicaId, str | None] = {}
         self._admission: str | None = None
+        self._why_not_opened = ""
         self._own: str | None = None
         self._turn = 0
         self._said = ""
@@ -126,7 +127,8 @@ class ClusterTrigger(BaseTrigger):
 
     def _step(self, owner: Owner, since: float) -> bool:
         if self._admission in NOT_OPENED:
-            owner.fail(f"{self.ref.task('admission')} is {self._admission}: it did not open, its log says why")
+            why = self._why_not_opened or "it did not open, its log says why"
+            owner.fail(f"{self.ref.task('admission')} is {self._admission}: {why}")
             return True
         return owner.step(self._members, self._states, since)
 
@@ -156,6 +158,9 @@ class ClusterTrigger(BaseTrigger):
             wanted = {admission, cluster, *(place.task_id for place in self._places.values())}
             states = await sync_to_async(airflow_io.task_states)(self.ref, wanted)
             before, self._admission, self._own = self._states, states.get(admission), states.get(cluster)
+            if self._admission in NOT_OPENED:
+                said = await sync_to_async(airflow_io.read_reason)(self.ref, "admission", self.plan.attempt)
+                self._why_not_opened = said or ""
             # A mapped task that was never expanded is listed by its own name.
             self._states = {
                 replica: states.get(place.state_key, states.get(place.task_id))

@@ -58,7 +58,7 @@ def describe(found: list[dict[str, Any]], pool: str) -> str:
 
 
 class TurnTrigger(BaseTrigger):
-    """Waits while another job goes first. Ends with `{}`, or with `too_late` after `timeout` seconds."""
+    """Waits while another job goes first. Ends with the seconds it `waited`, or with `too_late` after `timeout`."""
 
     def __init__(
         self, pool: str, dag_id: str, run_id: str, group_id: str, priority: int, timeout: float | None
@@ -85,7 +85,7 @@ class TurnTrigger(BaseTrigger):
                 continue
             now = time.monotonic()
             if not found:
-                yield TriggerEvent({})  # type: ignore[no-untyped-call]
+                yield TriggerEvent({"waited": now - began})  # type: ignore[no-untyped-call]
                 return
             text = describe(found, self.pool)
             if self.timeout is not None and now - began > self.timeout:

@@ -81,8 +81,8 @@ def test_c22_a_job_larger_than_its_pool_says_both_numbers(airflow: AirflowUnderT
     run = airflow.trigger("too-large")
     run.wait("failed", deadline=60)
     assert time.monotonic() - begun < 60
-    log = run.log("cluster")
-    assert "needs 6 slots" in log and "pool gpu has 4" in log
+    for log in (run.log("cluster"), run.log("result")):
+        assert "needs 6 slots" in log and "pool gpu has 4" in log
     assert not starts(tmp_path, "chief-0")
 
 
@@ -92,7 +92,9 @@ def test_c22_a_missing_pool_is_named(airflow: AirflowUnderTest, tmp_path: Path) 
     airflow.write_job("no-pool", job)
     run = airflow.trigger("no-pool")
     run.wait("failed", deadline=60)
-    assert "scheduling.pool = gpus: Airflow has no such pool" in run.log("cluster")
+    told = "scheduling.pool = gpus: Airflow has no such pool"
+    assert told in run.log("cluster")
+    assert f"the job did not start: train.cluster failed: {told}" in run.log("result")
     assert not starts(tmp_path, "chief-0")
 
 
@@ -146,6 +148,7 @@ def test_an_endless_wait_is_bounded_by_schedule_timeout(airflow: AirflowUnderTes
     log = second.log("admission")
     assert "schedule_timeout" in log and f"held by first-in/{first.run_id}" in log
     second.wait("failed", deadline=60)
+    assert "train.admission failed: schedule_timeout: pool gpu had no 3 slots free" in second.log("result")
     assert second.states()["cluster"] == "skipped", "taken out of the queue, though the pool is still full"
     assert first.state == "running"
     stop.touch()

@@ -12,6 +12,7 @@ from probe_jobs import probe, probe_job, starts
 from run_under_test import RunUnderTest, wait_for
 
 from tf_operator.errors import ApiError
+from tf_operator.services.follow import failure_reason
 
 pytestmark = pytest.mark.airflow
 
@@ -124,7 +125,10 @@ def test_c51_an_unknown_param_fails_in_one_line_before_any_replica(airflow: Airf
     airflow.write_job("unknown", params_job(tmp_path) | {"schedule": None})
     run = airflow.trigger("unknown", wrokers=3)
     run.wait("failed", deadline=60)
-    assert "conf.wrokers = 3: the job has no such param" in run.log("plan")
+    told = "conf.wrokers = 3: the job has no such param; it has"
+    assert told in run.log("plan")
+    last = failure_reason(airflow.api, "unknown", run.run_id)
+    assert last.startswith("result: the job did not start: job unknown: ") and told in last, "as `tf-operator run` ends"
     assert not list(tmp_path.iterdir())
 
 

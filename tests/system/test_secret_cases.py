@@ -12,6 +12,7 @@ from airflow_under_test import AirflowUnderTest
 from probe_jobs import probe, probe_job, starts
 from run_under_test import wait_for
 
+from tf_operator.services.follow import failure_reason
 from tf_operator.services.openbao import DevOpenBao
 
 pytestmark = [pytest.mark.airflow, pytest.mark.vault]
@@ -54,6 +55,16 @@ def test_c50_what_is_seen_of_a_program_that_prints_its_secrets(airflow: AirflowU
     assert "not masked in output" in log
     for text in (values["password"], *str(values["pem"]).split("\n"), "u-long-name"):
         assert str(text) not in log
+
+
+def test_a_secret_that_is_not_there_is_named_in_the_last_line(airflow: AirflowUnderTest, tmp_path: Path) -> None:
+    airflow.write_job("no-secret", probe_job(tmp_path, secrets=[{"vault": "secret/training/none#key", "env": "KEY"}]))
+    run = airflow.trigger("no-secret")
+    run.wait("failed", deadline=90)
+    last = failure_reason(airflow.api, "no-secret", run.run_id)
+    assert last.startswith("result: the job did not start: "), last
+    assert "secret/training/none#key" in last and "there is nothing at this path" in last
+    assert not starts(tmp_path, "chief-0")
 
 
 def test_c44_a_sealed_vault_is_left_to_airflows_retry_and_nothing_starts_without_its_secret(

@@ -20,6 +20,12 @@ from tf_operator.plan import GroupRef, Plan
 if TYPE_CHECKING:
     import httpx
 
+POLICY_KEY = "policy"
+"""Where the cluster policy leaves its marks, in the state stores of the cluster and the plan task."""
+UNSEEN = (
+    "the tf_operator cluster policy has not seen this run: is the package installed where the scheduler and the API"
+    " server run? (entry point group airflow.policy); then clear the whole group"
+)
 HEALTH_PATIENCE = 45.0
 """Seconds for a triggerer to come up: Airflow's components start in any order."""
 
@@ -35,6 +41,14 @@ def limits(max_active_tasks: int, executor: str | None, slots_per_gpu: int) -> p
         orphan_scan=conf.getfloat("scheduler", "task_instance_heartbeat_timeout_detection_interval", fallback=10.0),
         slots_per_gpu=slots_per_gpu,
     )
+
+
+def policy(store: airflow_io.AirflowStore) -> None:
+    """PreflightError where no cluster policy saw the run: its cluster would ask for slots of another size, and find
+    out only once it has them.
+    """
+    if store.get(POLICY_KEY) is None:
+        raise PreflightError(UNSEEN)
 
 
 def team(project: Path, name: str | None, plan: Plan) -> None:

@@ -9,11 +9,10 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow.triggers.base import StartTriggerArgs
 
 from tf_operator import airflow_io
-from tf_operator.plan import GroupRef
+from tf_operator.operators import checks
+from tf_operator.operators.reasons import quotable
+from tf_operator.plan import GroupRef, Plan
 from tf_operator.triggers import ClusterTrigger
-
-POLICY_KEY = "policy"
-"""Where the cluster policy leaves its mark in the cluster task's state store."""
 
 
 class ClusterOperator(BaseOperator):
@@ -35,11 +34,14 @@ class ClusterOperator(BaseOperator):
         """Refuse what the policy refused; else defer, and hold the slots from the triggerer."""
         ti = context["ti"]
         ref = GroupRef(ti.dag_id, str(ti.run_id), self.group_id)
-        store = airflow_io.AirflowStore(context["task_state_store"])
         plan = airflow_io.read_plan(ref)
+        with quotable(ref, "cluster", attempt_of(plan)):
+            self._take_up(ref, plan, airflow_io.AirflowStore(context["task_state_store"]))
+
+    def _take_up(self, ref: GroupRef, plan: Plan | None, store: airflow_io.AirflowStore) -> None:
         if plan is None:
             raise AirflowFailException(f"{ref.task('plan')} has left no plan: clear the whole group")
-        self._check_policy(store.get(POLICY_KEY), plan.slots, plan.pool)
+        self._check_policy(store.get(checks.POLICY_KEY), plan.slots, plan.pool)
         if store.get("attempt") == plan.attempt:
             raise AirflowFailException(
                 f"attempt {plan.attempt} has had its cluster: clear the whole group, so that plan begins a new attempt"
@@ -50,10 +52,7 @@ class ClusterOperator(BaseOperator):
 
     def _check_policy(self, mark: dict[str, Any] | None, slots: int, pool: str) -> None:
         if mark is None:
-            raise AirflowFailException(
-                "the tf_operator cluster policy has not seen this run: is the package installed where the scheduler"
-                " and the API server run? (entry point group airflow.policy)"
-            )
+            raise AirflowFailException(checks.UNSEEN)
         if refused := mark.get("refused"):
             raise AirflowFailException(refused)
         if (mark["slots"], mark["pool"]) != (slots, pool):
@@ -71,9 +70,11 @@ class ClusterOperator(BaseOperator):
         if isinstance(event, dict) and "again_after" in event:
             self.log.info("everything was let go; the next attempt begins in %.0f s", event["again_after"])
             raise airflow_io.away_for(event["again_after"])
-        raise AirflowFailException(
-            f"the cluster trigger was ended by Airflow ({event}): clear the whole group to try again"
-        )
+        ref = GroupRef(context["ti"].dag_id, str(context["ti"].run_id), self.group_id)
+        with quotable(ref, "cluster", attempt_of(airflow_io.plan_in_force(ref))):
+            raise AirflowFailException(
+                f"the cluster trigger was ended by Airflow ({event}): clear the whole group to try again"
+            )
 
 
 class AdmissionOperator(BaseOperator):
@@ -98,10 +99,16 @@ class AdmissionOperator(BaseOperator):
 
     def resumed(self, context: Context, event: Any = None) -> None:
         """It gave up waiting: take the cluster task out of the pool's queue, and fail. Nothing else leads here."""
-        if isinstance(event, dict) and event.get("too_late"):
-            ti = context["ti"]
-            airflow_io.withdraw(GroupRef(ti.dag_id, str(ti.run_id), self.group_id).task("cluster"))
-            raise AirflowFailException(event["too_late"])
-        raise AirflowFailException(
-            f"the admission trigger was ended by Airflow ({event}): clear the whole group to try again"
-        )
+        ref = GroupRef(context["ti"].dag_id, str(context["ti"].run_id), self.group_id)
+        with quotable(ref, "admission", attempt_of(airflow_io.plan_in_force(ref))):
+            if isinstance(event, dict) and event.get("too_late"):
+                airflow_io.withdraw(ref.task("cluster"))
+                raise AirflowFailException(event["too_late"])
+            raise AirflowFailException(
+                f"the admission trigger was ended by Airflow ({event}): clear the whole group to try again"
+            )
+
+
+def attempt_of(plan: Plan | None) -> str:
+    """What the reasons of cluster and admission belong to."""
+    return plan.attempt if plan else ""

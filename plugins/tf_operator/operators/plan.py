@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,17 @@ from tf_operator.errors import (
 )
 from tf_operator.gang import evaluate
 from tf_operator.job_spec import RenderedJob, TensorFlowJob, dates
+from tf_operator.job_spec.templates import nearest
 from tf_operator.operators import checks
+from tf_operator.operators.reasons import clearing, quotable
 from tf_operator.plan import GroupRef, Plan
 from tf_operator.pools import configured_slots_per_gpu
+from tf_operator.supervision import ChannelError
+
+NEAR = 0.8
+"""How alike a conf's key and a param have to be in a DAG that has other tasks: `wrokers` is refused for `workers`,
+`worker_pool` may be somebody else's.
+"""
 
 
 def render(job: TensorFlowJob, context: Context, group_id: str, project_dir: str, prefix: str) -> RenderedJob:
@@ -93,16 +101,28 @@ class PlanOperator(_JobOperator):
         self.team = team
         self.policy = dict(policy)
         self.strict_conf = strict_conf
+        self.awaits_policy = True
+
+    @classmethod
+    def get_serialized_fields(cls) -> frozenset[str]:
+        """By this the cluster policy knows the task, to leave its mark."""
+        fields: frozenset[str] = BaseOperator.get_serialized_fields()  # type: ignore[no-untyped-call]
+        return fields | {"awaits_policy"}
 
     def execute(self, context: Context) -> list[int] | None:
         """Fails for good on what a person has to change, and lets Airflow retry what may pass."""
+        ref = GroupRef(context["ti"].dag_id, str(context["ti"].run_id), self.group_id)
+        with quotable(ref, "plan", clearing(context)):
+            return self._begin(ref, context)
+
+    def _begin(self, ref: GroupRef, context: Context) -> list[int] | None:
         ti = context["ti"]
-        ref = GroupRef(ti.dag_id, str(ti.run_id), self.group_id)
         try:
             if living := checks.living_plan(ref):
                 ti.xcom_push(airflow_io.PLAN_KEY, living.model_dump(mode="json"))
                 self.log.warning("the job goes on as it was planned: clear the whole group for a new attempt")
                 return indexes(living.job, self.of) if self.of else None
+            checks.policy(airflow_io.AirflowStore(context["task_state_store"]))
             self._check_conf(context)
             job = self.rendered(context)
             self.log.info("effective params: %s", job.params)
@@ -113,7 +133,7 @@ class PlanOperator(_JobOperator):
             raise AirflowException(str(error)) from None
         except (PreflightError, ImageError, SecretError) as error:
             raise AirflowFailException(str(error)) from None
-        except RunnerError as error:
+        except (RunnerError, ChannelError) as error:
             raise AirflowException(str(error)) from None
         ti.xcom_push(airflow_io.PLAN_KEY, plan.model_dump(mode="json"))
         self.log.info(
@@ -140,13 +160,17 @@ class PlanOperator(_JobOperator):
 
     def its_turn(self, context: Context, event: Any = None) -> list[int] | None:
         """Nobody goes first any more, or too late."""
-        ti = context["ti"]
-        ref = GroupRef(ti.dag_id, str(ti.run_id), self.group_id)
-        if isinstance(event, dict) and event.get("too_late"):
-            raise AirflowFailException(event["too_late"])
-        plan = airflow_io.read_plan(ref)
-        if plan is None:
-            raise AirflowFailException(f"{ref.task('plan')} has left no plan: clear the whole group")
+        ref = GroupRef(context["ti"].dag_id, str(context["ti"].run_id), self.group_id)
+        told = event if isinstance(event, dict) else {}
+        with quotable(ref, "plan", clearing(context)):
+            if told.get("too_late"):
+                raise AirflowFailException(told["too_late"])
+            plan = airflow_io.read_plan(ref)
+            if plan is None:
+                raise AirflowFailException(f"{ref.task('plan')} has left no plan: clear the whole group")
+        if waited := told.get("waited"):
+            plan = plan.model_copy(update={"waited": waited})
+            context["ti"].xcom_push(airflow_io.PLAN_KEY, plan.model_dump(mode="json"))
         return indexes(plan.job, self.of) if self.of else None
 
     def _plan(self, job: RenderedJob) -> Plan:
@@ -176,9 +200,27 @@ class PlanOperator(_JobOperator):
     def _check_conf(self, context: Context) -> None:
         """Airflow lets a run be made with params the DAG does not have; to run with defaults instead would be a lie."""
         conf_given = getattr(context["dag_run"], "conf", None) or {}
-        unknown = [key for key in conf_given if key not in context["dag"].params]
-        if self.strict_conf and unknown:
-            raise AirflowFailException(
-                f"job {self.job.name}: conf.{unknown[0]} = {conf_given[unknown[0]]!r}: the job has no such param;"
-                f" it has {', '.join(self.job.params) or 'none'}"
+        if fault := conf_fault(conf_given, context["dag"].params, self.job.params, self.prefix, self.strict_conf):
+            raise AirflowFailException(f"job {self.job.name}: {fault}")
+
+
+def conf_fault(
+    given: Mapping[str, Any], declared: Container[str], own: Iterable[str], prefix: str, strict: bool
+) -> str | None:
+    """What is wrong with the keys of a run's conf. `declared`: the DAG's params; `own`: the job's.
+
+    Where the DAG has more than the job (not `strict`), a key may be meant for its other tasks: only what is all but the
+    name of a param of the job is a typing error.
+    """
+    names = [prefix + name for name in own]
+    for key in given:
+        if key in declared:
+            continue
+        if strict:
+            return f"conf.{key} = {given[key]!r}: the job has no such param; it has {', '.join(names) or 'none'}"
+        if near := nearest(key, names, NEAR):
+            return (
+                f"conf.{key} = {given[key]!r}: the DAG has no such param; {near} A key that is meant for other tasks"
+                " has to be among the DAG's params"
             )
+    return None

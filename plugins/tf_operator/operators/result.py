@@ -16,6 +16,7 @@ from tf_operator.errors import JobError, RunnerError, TfOperatorError
 from tf_operator.host import runner_for
 from tf_operator.identity import ReplicaId
 from tf_operator.membership import Cluster, Phase
+from tf_operator.operators.reasons import clearing
 from tf_operator.plan import GroupRef, Plan, places
 from tf_operator.program import read_result, result_path
 from tf_operator.runners.away import PATIENCE, Away, engine_key
@@ -68,17 +69,9 @@ class ResultOperator(BaseOperator):
         if of_plan == "skipped":
             raise AirflowFailException("the run was ended from outside before its job began")
         if plan is None or of_plan in ("failed", "upstream_failed", "removed"):
-            raise AirflowFailException(f"the job did not start: {ref.task('plan')} failed, its log says why")
-        if cluster is None and of_cluster == "skipped":
-            raise AirflowFailException(
-                f"the job never had its slots: {ref.task('admission')} is {of_admission}, its log says why, or a person"
-                " ended the run while it waited"
-            )
+            raise AirflowFailException(f"the job did not start: {self._why_no_plan(ref, of_plan, context)}")
         if cluster is None:
-            raise AirflowFailException(
-                f"nobody leads the job: {ref.task('cluster')} or {ref.task('admission')} failed, their logs say why;"
-                " clear the whole group to try again"
-            )
+            raise AirflowFailException(self._why_no_cluster(ref, plan, of_admission, of_cluster))
         if cluster.phase is not Phase.SUCCEEDED:
             raise AirflowFailException(self._why(cluster))
         if of_cluster in airflow_io.LIVE:
@@ -112,6 +105,29 @@ class ResultOperator(BaseOperator):
             if states.get(ref.task("cluster")) not in airflow_io.LIVE or time.monotonic() > deadline:
                 return states
             time.sleep(0.5)
+
+    def _why_no_plan(self, ref: GroupRef, of_plan: str | None, context: Context) -> str:
+        task_id = ref.task("plan")
+        if of_plan == "failed":
+            return airflow_io.read_reason(ref, "plan", clearing(context)) or f"{task_id} failed, its log says why"
+        if of_plan == "success":
+            return f"{task_id} has left no plan; clear the whole group to try again"
+        return f"{task_id} is {of_plan or 'not run'}, as a task before it failed, or a person ended it"
+
+    def _why_no_cluster(self, ref: GroupRef, plan: Plan, of_admission: str | None, of_cluster: str | None) -> str:
+        """Admission fails with the cluster: that one's own word comes first."""
+        for name, state in (("cluster", of_cluster), ("admission", of_admission)):
+            if state == "failed" and (said := airflow_io.read_reason(ref, name, plan.attempt)):
+                return f"the job did not start: {ref.task(name)} failed: {said}"
+        if of_cluster == "skipped":
+            return (
+                f"the job never had its slots: {ref.task('admission')} is {of_admission}, its log says why, or a person"
+                " ended the run while it waited"
+            )
+        return (
+            f"nobody leads the job: {ref.task('cluster')} or {ref.task('admission')} failed, their logs say why;"
+            " clear the whole group to try again"
+        )
 
     def _why(self, cluster: Cluster) -> str:
         if not cluster.phase.terminal:

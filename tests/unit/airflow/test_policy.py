@@ -135,6 +135,25 @@ def test_other_peoples_tasks_are_left_alone() -> None:
     assert (Other.pool, Other.pool_slots) == ("theirs", 7)
 
 
+def test_plan_gets_a_mark_and_keeps_its_own_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[Any] = []
+    monkeypatch.setattr(policy, "_leave", lambda mark, task_instance, *_: left.append((mark, task_instance)))
+    monkeypatch.setattr("sqlalchemy.orm.object_session", lambda dag_run: "the session")
+
+    class Task:
+        awaits_policy = True
+
+    class Instance:
+        task = Task()
+        pool, pool_slots = "default_pool", 1
+
+    policy.task_instance_mutation_hook(Instance, dag_run=None)  # type: ignore[arg-type]
+    assert not left, "a throw-away object"
+    policy.task_instance_mutation_hook(Instance, dag_run=object())  # type: ignore[arg-type]
+    assert left == [({"seen": True}, Instance)]
+    assert (Instance.pool, Instance.pool_slots) == ("default_pool", 1)
+
+
 @pytest.mark.parametrize(
     ("change", "refused"), [({}, True), ({"terms": [{"count": 2, "gpus": 0}]}, False), ({"slots": 500}, True)]
 )

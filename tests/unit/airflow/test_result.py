@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from airflow.sdk._shared.secrets_masker import _secrets_masker
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from fakes import make_job, running_cluster
 
@@ -13,8 +14,9 @@ from tf_operator import airflow_io
 from tf_operator.job_spec.rendered import RenderedRuntime
 from tf_operator.membership import Phase
 from tf_operator.operators import result
+from tf_operator.operators.reasons import one_line, quotable
 from tf_operator.operators.result import CleanupOperator, ResultOperator, marked_success
-from tf_operator.plan import Plan
+from tf_operator.plan import GroupRef, Plan
 
 
 class Instance:
@@ -68,6 +70,78 @@ def test_cleanup_waits_once_for_an_engine_that_is_away(monkeypatch: pytest.Monke
     began = time.monotonic()
     CleanupOperator(task_id="cleanup", group_id="train").execute({"ti": Instance()})  # type: ignore[typeddict-item]
     assert 0.6 < time.monotonic() - began < 5
+
+
+LEFT = {"plan": ("clear 1", "secrets.0: no such path"), "cluster": ("a1", "needs 6 slots"), "admission": ("a1", "late")}
+
+
+@pytest.mark.parametrize(
+    ("plan", "admission", "cluster", "clears", "attempt", "told"),
+    [
+        ("failed", "upstream_failed", "upstream_failed", 1, "a1", "the job did not start: secrets.0: no such path"),
+        # Left before the group was cleared: plan did not come to say anything since.
+        ("failed", "upstream_failed", "upstream_failed", 2, "a1", "did not start: train.plan failed, its log says why"),
+        ("upstream_failed", "upstream_failed", "upstream_failed", 1, "a1", "did not start: train.plan is upstream_fai"),
+        ("success", "failed", "failed", 1, "a1", "the job did not start: train.cluster failed: needs 6 slots"),
+        ("success", "failed", "skipped", 1, "a1", "the job did not start: train.admission failed: late"),
+        ("success", "success", "failed", 1, "a2", "nobody leads the job: train.cluster or train.admission failed"),
+        ("success", "failed", "skipped", 1, "a2", "the job never had its slots: train.admission is failed"),
+    ],
+)
+def test_result_quotes_what_the_failed_task_itself_said_in_this_attempt(
+    monkeypatch: pytest.MonkeyPatch, plan: str, admission: str, cluster: str, clears: int, attempt: str, told: str
+) -> None:
+    def get_one(**call: Any) -> Any:
+        assert call["key"] == "reason"
+        of, text = LEFT[call["task_id"].removeprefix("train.")]
+        return {"of": of, "text": text}
+
+    states = {"train.plan": plan, "train.admission": admission, "train.cluster": cluster}
+    planned = Plan(attempt=attempt, job=make_job(), pool="gpu", slots=1)
+    monkeypatch.setattr(airflow_io.XCom, "get_one", get_one)
+    monkeypatch.setattr(airflow_io, "task_states", lambda ref, ids: states)
+    monkeypatch.setattr(airflow_io, "plan_in_force", lambda ref: planned if plan == "success" else None)
+    monkeypatch.setattr(airflow_io, "read_cluster", lambda ref, attempt: None)
+
+    class Run:
+        clear_number = clears
+
+    with pytest.raises(AirflowFailException) as raised:
+        ResultOperator(task_id="result", group_id="train").execute({"ti": Instance(), "dag_run": Run})  # type: ignore[typeddict-item]
+    assert told in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (AirflowFailException("job j: no such path; write it"), "job j: no such path; write it"),
+        (AirflowException("one\n two\nthree"), "one (and 2 more in the log of train.plan)"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (ValueError(), "ValueError: ValueError"),
+    ],
+)
+def test_a_reason_is_one_line(error: Exception, told: str) -> None:
+    assert one_line(error, "train.plan") == told
+
+
+def test_a_task_that_cannot_leave_its_reason_fails_with_its_own_error() -> None:
+    with (
+        pytest.raises(AirflowFailException, match="the fault"),
+        quotable(GroupRef("d", "r", "train"), "plan", "clear 0"),
+    ):
+        raise AirflowFailException("the fault")
+
+
+def test_a_secret_that_airflow_knows_is_masked_in_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[str, Any] = {}
+    monkeypatch.setattr(airflow_io.XCom, "set", lambda **call: kept.update(call))
+    masker = _secrets_masker()
+    monkeypatch.setattr(masker, "patterns", set(masker.patterns))
+    monkeypatch.setattr(masker, "replacer", masker.replacer)
+    masker.add_mask("a-very-secret-value")
+    airflow_io.leave_reason(GroupRef("d", "r", "train"), "plan", "clear 0", "login a-very-secret-value\0 refused")
+    assert kept["value"] == {"of": "clear 0", "text": "login *** refused"}
+    assert (kept["task_id"], kept["key"]) == ("train.plan", "reason")
 
 
 @pytest.mark.parametrize(

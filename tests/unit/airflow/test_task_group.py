@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, Param
+from airflow.sdk import DAG, Param, TaskGroup
 from airflow.sdk.exceptions import AirflowException
 from airflow.serialization.serialized_objects import DagSerialization
 
@@ -108,6 +108,7 @@ def test_serialization_round_trip_keeps_the_formula() -> None:
     data = DagSerialization.to_dict(as_dag(job(), project_dir=HERE))
     again = DagSerialization.from_dict(data)
     assert '"param": "workers"' in again.get_task("train.cluster").gang
+    assert again.get_task("train.plan").awaits_policy is True, "by this the policy knows it"
 
 
 def test_parsing_is_deterministic() -> None:
@@ -115,7 +116,7 @@ def test_parsing_is_deterministic() -> None:
     assert first == second
 
 
-def test_default_args_change_nothing_but_owner_queue_executor() -> None:
+def test_default_args_change_nothing_but_owner_queue_executor_and_results_callbacks() -> None:
     args = {
         "owner": "ml-team",
         "queue": "gpu-hosts",
@@ -140,8 +141,31 @@ def test_default_args_change_nothing_but_owner_queue_executor() -> None:
     for name, task in tasks(around).items():
         other = tasks(plain)[name]
         assert (task.owner, task.queue) == ("ml-team", "gpu-hosts")
-        for key in args.keys() - {"owner", "queue"}:
+        for key in args.keys() - {"owner", "queue", *(("on_failure_callback",) if name == "result" else ())}:
             assert getattr(task, key) == getattr(other, key), f"{name}.{key}"
+
+
+def test_callbacks_of_default_args_are_called_by_result_alone_beside_the_jobs_own() -> None:
+    notifier = "airflow.providers.smtp.notifications.smtp.SmtpNotifier"
+    told = job(notify={"on_failure": {"notifier": notifier, "to": "a@b.c"}})
+    ours = ("failure", "success", "retry", "skipped")
+    args = {f"on_{event}_callback": print for event in (*ours, "execute")}
+    with (
+        DAG("around", default_args=args, schedule=None) as around,
+        TaskGroup("outer", default_args={"retries": 1}),
+        TaskGroup("inner", default_args={"on_success_callback": [repr, print]}),
+    ):
+        as_task_group(told, "train", project_dir=HERE)
+    found = {name.rpartition(".")[2]: task for name, task in tasks(around).items()}
+    callbacks = {
+        name: {e: getattr(task, f"on_{e}_callback") for e in (*ours, "execute")} for name, task in found.items()
+    }
+    result = callbacks.pop("result")
+    assert result["failure"][0] is print and type(result["failure"][1]).__name__ == "SmtpNotifier"
+    assert result["success"] == [repr, print], "the innermost group's, as for any task"
+    assert (result["retry"], result["skipped"]) == ([print], [print])
+    assert not result["execute"], "it would be called at the job's end"
+    assert not any(any(each.values()) for each in callbacks.values())
 
 
 def test_a_dag_with_fail_fast_is_refused() -> None:

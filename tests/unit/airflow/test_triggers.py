@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent, TriggerEvent
@@ -43,6 +44,9 @@ class Board:
         self.plan: Plan | None = None
         self.stored: Cluster | None = None
         self.looks = 0
+        self.reasons: dict[tuple[str, str], str] = {}
+        # An admission of an earlier test may not have been collected yet: its bell belongs to that one's event loop.
+        patch.setattr("tf_operator.admission._bells", WeakValueDictionary())
         patch.setattr(airflow_io, "read_cluster", lambda ref, attempt: self.stored)
         patch.setattr(airflow_io, "write_cluster", self._write)
         patch.setattr(airflow_io, "read_plan", lambda ref: self.plan)
@@ -53,6 +57,8 @@ class Board:
         patch.setattr(airflow_io, "register_holder", lambda pool, ref, slots: None)
         patch.setattr(airflow_io, "unregister_holder", lambda pool, ref: None)
         patch.setattr(airflow_io, "holders", lambda pool: [])
+        patch.setattr(airflow_io, "leave_reason", lambda ref, task, of, text: self.reasons.update({(task, of): text}))
+        patch.setattr(airflow_io, "read_reason", lambda ref, task, of: self.reasons.get((task, of)))
 
     def _task_states(self, ref: GroupRef, ids: list[str]) -> dict[str, str | None]:
         found = self.states
@@ -187,6 +193,13 @@ def test_an_admission_that_did_not_open_ends_the_cluster_at_once(tmp_path: Path,
     assert "train.admission is failed: it did not open" in board.clusters[-1].reason
 
 
+def test_what_admission_left_is_the_clusters_reason(tmp_path: Path, board: Board) -> None:
+    board.states = {"train.admission": "failed", "train.worker": "upstream_failed", "train.cluster": "deferred"}
+    board.reasons = {("admission", "a0"): "old", ("admission", "a1"): "schedule_timeout: pool gpu ..."}
+    events(trigger(tmp_path))
+    assert board.clusters[-1].reason == "train.admission is failed: schedule_timeout: pool gpu ..."
+
+
 def test_another_attempts_member_is_dropped(tmp_path: Path, board: Board) -> None:
     board.member = Member("old", 7, "127.0.0.1:20000", Status.EXITED, generation=1, end=Exit(0))
     assert [type(e) for e in events(trigger(tmp_path, start_timeout=0, backoff_limit=0))] == [TaskFailedEvent]
@@ -289,6 +302,28 @@ async def _first(subject: BaseTrigger) -> TriggerEvent:
 def test_admission_fails_with_the_cluster(board: Board, tmp_path: Path) -> None:
     board.states["train.cluster"] = "failed"
     assert [type(e) for e in events(admission(board, tmp_path))] == [TaskFailedEvent]
+    told = "not opened: the task train.cluster is failed; its log says why"
+    assert board.reasons == {("admission", "a1"): told}, "what result quotes"
+
+
+def test_an_admission_that_cannot_say_why_ends_all_the_same(
+    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: str) -> None:
+        raise OSError("away")
+
+    monkeypatch.setattr(airflow_io, "leave_reason", away)
+    board.states["train.cluster"] = "failed"
+    assert [type(e) for e in events(admission(board, tmp_path))] == [TaskFailedEvent]
+
+
+def test_what_it_waited_behind_others_is_a_part_of_its_schedule_timeout(board: Board, tmp_path: Path) -> None:
+    board.states["train.cluster"] = "scheduled"
+    subject = admission(board, tmp_path, schedule_timeout=100)
+    assert board.plan
+    board.plan = board.plan.model_copy(update={"waited": 100.0})
+    (event,) = events(subject)
+    assert "had no 1 slots free within 100 s" in event.payload["too_late"]
 
 
 def test_admission_fails_after_schedule_timeout(board: Board, tmp_path: Path) -> None:
@@ -372,7 +407,8 @@ def test_who_comes_later_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(airflow_io, "entries", entries)
     monkeypatch.setattr(turns, "TICK", 0.01)
-    assert [e.payload for e in events(turns.TurnTrigger("gpu", "d", "r", "train", 1, None))] == [{}]
+    (event,) = events(turns.TurnTrigger("gpu", "d", "r", "train", 1, None))
+    assert 0 < event.payload["waited"] < 10
     answers = iter([[first], [first]])
     (event,) = events(turns.TurnTrigger("gpu", "d", "r", "train", 1, -1.0))
     assert event.payload["too_late"].startswith("schedule_timeout") and "after big/r/train (8 slots)" in str(event)
