@@ -91,7 +91,7 @@ def reserve_after() -> float:
 
 
 def _counts(job: RenderedJob, limits: Limits) -> str | None:
-    count = len(job.replicas)
+    count = sum(group.count for group in job.groups)
     if limits.max_active_tasks is not None and count > limits.max_active_tasks:
         return (
             f"{count} replicas must run at once, the DAG's max_active_tasks is {limits.max_active_tasks};"

@@ -143,8 +143,8 @@ def _param_defaults(job: TensorFlowJob) -> Iterator[Fault]:
         (("scheduling", "pool"), job.scheduling.pool, rules.text),
     ]
     for group in outline.groups(job):
-        most = 1 if group.role in ("chief", "evaluator") else None
-        uses.append(((*group.path, "replicas"), group.replica.replicas, rules.whole(0, most)))
+        count = rules.whole(0, 1) if group.role in ("chief", "evaluator") else rules.replica_count
+        uses.append(((*group.path, "replicas"), group.replica.replicas, count))
         uses.append(((*group.path, "gpus"), group.replica.gpus, rules.gpu_count))
     for path, value, rule in uses:
         name = templates.param_ref(value)
@@ -162,6 +162,8 @@ def _counts(job: TensorFlowJob) -> Iterator[Fault]:
         total = sum(count or 0 for count in counts.values())
         if total == 0:
             yield Fault(("replicas",), "no replica requested; set the replicas of at least one type to 1 or more")
+        if total > rules.MOST_REPLICAS:
+            yield Fault(("replicas",), f"{total} replicas in all; must be at most {rules.MOST_REPLICAS}; lower them")
         if total > 1 and not job.tf_config:
             yield Fault(
                 ("tf_config",), f"TF_CONFIG may be left out only for a single replica, not {total}; remove it", False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from tf_operator.errors import JobError, JobFileError
@@ -31,11 +32,14 @@ class Source:
 
     def line(self, path: Path) -> int | None:
         """The line of `path`, else of the nearest part above it that has one."""
-        folded = {folded_path(place): line for place, line in self.lines.items()}
         for length in range(len(path), 0, -1):
-            if (line := folded.get(path[:length])) is not None:
+            if (line := self._folded.get(path[:length])) is not None:
                 return line
         return 1 if self.lines else None
+
+    @cached_property
+    def _folded(self) -> Mapping[Path, int]:
+        return {folded_path(place): line for place, line in self.lines.items()}
 
 
 @dataclass(frozen=True)
