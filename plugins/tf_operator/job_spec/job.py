@@ -28,7 +28,7 @@ from tf_operator.job_spec.models import (
     Scheduling,
     Secret,
 )
-from tf_operator.job_spec.params import ParamSpec
+from tf_operator.job_spec.params import ParamSpec, for_editors
 from tf_operator.job_spec.rules import MaybeFixedText, MaybeText, form, words
 
 if TYPE_CHECKING:
@@ -126,8 +126,12 @@ class TensorFlowJob(Part):
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
-        """The JSON Schema of a job file, for editors. Replica types are listed in lower case only."""
-        return {"$schema": "https://json-schema.org/draft/2020-12/schema", **cls.model_json_schema()}
+        """The JSON Schema of a job file, for editors."""
+        schema = cls.model_json_schema()
+        schema["$defs"]["ParamSchema"] = for_editors()
+        is_schema = {"if": {"type": "object"}, "then": {"$ref": "#/$defs/ParamSchema"}}
+        schema["properties"]["params"]["additionalProperties"] = is_schema
+        return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
     @property
     def source_file(self) -> str | None:
