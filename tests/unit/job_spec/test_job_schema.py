@@ -75,7 +75,7 @@ def test_the_page_on_job_files_names_every_field() -> None:
     whole = {"program", "runtime", "replicas", "secrets", "run_policy", "scheduling", "notify", "params"}
     for level, keys in levels_of(TensorFlowJob).items():
         for key in set(keys) - (whole if level == "" else {"name"} if level == "replicas.<type>" else set()):
-            if level not in of_types:
+            if level not in of_types and not level.endswith("mounts[]"):
                 assert f"`{level}.{key}`" in page or f"`.{key}`" in page or (level == "" and f"| `{key}` |" in page), (
                     key
                 )
