@@ -8,7 +8,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from tf_operator.errors import JobFileError, PreflightError
-from tf_operator.job_spec.faults import shown_path, shown_value
+from tf_operator.job_spec.document import unfit_texts
+from tf_operator.job_spec.faults import Fault, explained, shown_path, shown_value
 from tf_operator.job_spec.load import read_mapping
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -18,6 +19,8 @@ def read_project_file(path: Path, model: type[Model], top: str) -> Model:
     """The file, with `top` as its first key. PreflightError naming the faulty field."""
     try:
         data, source = read_mapping(path, f"no {top}; write a mapping with the key {top}")
+        if faults := [Fault(at, rule, text) for at, text, rule in unfit_texts(data)]:
+            raise explained(faults, None, source)
     except JobFileError as error:
         raise PreflightError(str(error)) from None
     try:

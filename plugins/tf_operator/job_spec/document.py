@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,3 +40,23 @@ class Document:
             self.repeated.append((place, self.lines[place], line))
         else:
             self.lines[place] = line
+
+
+def unfit_texts(value: Any, path: Path = ()) -> Iterator[tuple[Path, str, str]]:
+    """Every text below `value` that no program, file name or database can take: its place, itself, and why."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from unfit_texts(key, path)
+            yield from unfit_texts(item, (*path, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from unfit_texts(item, (*path, index))
+    elif isinstance(value, str) and "\0" in value:
+        yield path, value, "holds a NUL, which no program, path or database takes; remove it"
+    elif isinstance(value, str) and value != readable(value):
+        yield path, value, "holds half a character (a lone surrogate), which is no text; write the character"
+
+
+def readable(text: str) -> str:
+    """The text as it can be printed and kept."""
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()

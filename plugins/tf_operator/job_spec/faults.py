@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from tf_operator.errors import JobError, JobFileError
-from tf_operator.job_spec.document import Path
+from tf_operator.job_spec.document import Path, readable
 
 _LONGEST_VALUE = 80
 
@@ -91,4 +91,4 @@ def _line(line: int, fault: Fault, name: object, source: Source) -> str:
     place = f"{source.file}:{line}: " if source.file and line else f"{source.file}: " if source.file else ""
     job = f"job {' '.join(name.split())}: " if isinstance(name, str) and name else ""
     value = "" if fault.value is ABSENT else f" = {shown_value(fault.value)}"
-    return f"{place}{job}{shown_path(fault.path) or 'job'}{value}: {' '.join(fault.rule.split())}"
+    return readable(f"{place}{job}{shown_path(fault.path) or 'job'}{value}: {' '.join(fault.rule.split())}")

@@ -104,6 +104,8 @@ class TensorFlowJob(Part):
     def _checked(cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         source = info.context if isinstance(info.context, Source) else Source()
         name = data.get("name") if isinstance(data, Mapping) else None
+        if unfit := checks.text_faults(data):
+            raise explained(unfit, name, source)
         found = [] if source.rendered else checks.template_faults(data)
         try:
             job = handler(data)

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from tf_operator.errors import JobFileError
-from tf_operator.job_spec.document import Document, TooLargeError
-from tf_operator.job_spec.faults import Fault, Source, explained, shown_value
+from tf_operator.job_spec.document import Document, TooLargeError, readable
+from tf_operator.job_spec.faults import Fault, Source, explained
 
 
 def read_job_file(path: str | os.PathLike[str]) -> tuple[dict[str, object], Source]:
@@ -53,7 +53,7 @@ def _read(place: str) -> str:
     except UnicodeDecodeError as error:
         raise JobFileError(f"{place}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except ValueError as error:
-        raise JobFileError(f"{shown_value(place)}: cannot be read: {error}; name a file of YAML or JSON") from None
+        raise JobFileError(f"{readable(place)}: cannot be read: {error}; name a file of YAML or JSON") from None
 
 
 def _parse(place: str, text: str) -> Document:

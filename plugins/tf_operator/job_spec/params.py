@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from tf_operator.job_spec.document import unfit_texts
 from tf_operator.job_spec.templates import nearest
 
 _PLAIN = """
@@ -78,6 +79,8 @@ class ParamSpec:
 
     def accept(self, value: Any, what: str = "the value") -> Any:
         """The value as the program gets it: 3.0 for an integer is 3. ValueError if it does not fit the schema."""
+        if unfit := next(unfit_texts(value), None):
+            raise ValueError(f"{what} {unfit[2]}")
         errors = sorted(_validator_class()(self.schema, format_checker=_format_checker()).iter_errors(value), key=str)
         if errors:
             raise ValueError(f"{what} does not fit the schema: {_one_line(errors[0].message)}; give a value that does")

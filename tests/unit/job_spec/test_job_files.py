@@ -72,7 +72,10 @@ def test_c14_an_unknown_key_is_told_the_nearest(refusal: Refusal, base: str) -> 
         ("retry: 3", "retry: is not known; did you mean retries?"),
         ("runtime: {mounts: [{sorce: /a, target: /b}]}", "runtime.mounts[0].sorce: is not known; did you mean source?"),
         ("runtime: {mounts: [{src: /a, xyz: /b}]}", "mounts[0].xyz: is not known; known here are source, target, rea"),
-        ("run_policy: {restart_policy: never}", "run_policy.restart_policy: is not known here; the right place is rest"),
+        (
+            "run_policy: {restart_policy: never}",
+            "run_policy.restart_policy: is not known here; the right place is rest",
+        ),
     ],
 )
 def test_c14_the_keys_of_the_place_are_guessed_first(refusal: Refusal, base: str, text: str, told: str) -> None:
