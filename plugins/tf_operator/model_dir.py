@@ -23,10 +23,7 @@ def claim(model_dir: str, owner: dict[str, str], is_over: Callable[[dict[str, st
     Raises PreflightError if it is not writable, InUseError if another run that has not ended holds it. No clock is
     compared: a holder that was killed is over as soon as Airflow says so.
     """
-    if fault := _unfit(Path(model_dir)):
-        raise PreflightError(
-            f"model_dir = {model_dir}: {fault}; give it a folder of its own, such as models/{{{{ run_id }}}}"
-        )
+    check(model_dir)
     folder = Path(model_dir) / ".tf_operator"
     try:
         (folder / "results").mkdir(parents=True, exist_ok=True)
@@ -40,6 +37,14 @@ def claim(model_dir: str, owner: dict[str, str], is_over: Callable[[dict[str, st
             os.close(guard)
     except OSError as error:
         raise PreflightError(f"model_dir = {model_dir}: cannot be written: {error.strerror or error}") from error
+
+
+def check(model_dir: str) -> None:
+    """PreflightError if no job may have the folder, whoever holds it."""
+    if fault := _unfit(Path(model_dir)):
+        raise PreflightError(
+            f"model_dir = {model_dir}: {fault}; give it a folder of its own, such as models/{{{{ run_id }}}}"
+        )
 
 
 def _unfit(folder: Path) -> str | None:
