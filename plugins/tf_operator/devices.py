@@ -14,6 +14,8 @@ from tf_operator.errors import DeviceError
 
 MPS = "nvidia-cuda-mps"
 """Begins the names of the daemons that serve several programs on one device: they are nobody's use of it."""
+MOST_DECLARED = 1024
+_ID = re.compile(r"[0-9]{1,4}|(GPU|MIG)-[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,15 @@ def inventory() -> list[Device]:
 def declared_ids(text: str) -> list[str]:
     """`4` → 0,1,2,3; `0,2` → 0,2. DeviceError naming the setting."""
     text = text.strip()
-    ids = [str(number) for number in range(int(text))] if text.isdigit() else [part.strip() for part in text.split(",")]
-    if len(set(ids)) != len(ids) or not all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) for name in ids):
-        raise DeviceError(f"[tf_operator] gpus = {text!r}: give a number of devices (4) or their different ids (0,2)")
-    return ids
+    if re.fullmatch(r"[0-9]{1,4}", text) and int(text) <= MOST_DECLARED:
+        return [str(number) for number in range(int(text))]
+    ids = [part.strip() for part in text.split(",")]
+    if len(set(ids)) == len(ids) and all(map(_ID.fullmatch, ids)) and not text.isdigit():
+        return ids
+    raise DeviceError(
+        f"[tf_operator] gpus = {text!r}: give a number of devices, at most {MOST_DECLARED} (4; 0 for none), or their"
+        " different ids as the driver has them (0,2 or GPU-...)"
+    )
 
 
 def driver_devices() -> list[Device]:

@@ -17,6 +17,9 @@ from tf_operator.errors import JobError
 
 DEFAULT_POOL = "gpu"
 """The pool of a job that asks for GPUs, or for slots, and names no pool."""
+DEFAULT_POOL_RULE = (
+    "the replicas' own tasks run there, so it can grant no GPUs or slots; name a pool of configs/pools.yaml"
+)
 
 
 @dataclass(frozen=True)

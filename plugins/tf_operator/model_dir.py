@@ -25,10 +25,7 @@ def claim(model_dir: str, owner: dict[str, str], is_over: Callable[[dict[str, st
     Raises PreflightError if it is not writable, InUseError if another run that has not ended holds it. No clock is
     compared: a holder that was killed is over as soon as Airflow, or its locks, say so.
     """
-    if fault := _unfit(Path(model_dir)):
-        raise PreflightError(
-            f"model_dir = {model_dir}: {fault}; give it a folder of its own, such as models/{{{{ run_id }}}}"
-        )
+    check(model_dir)
     folder = Path(model_dir) / ".tf_operator"
     try:
         (folder / "results").mkdir(parents=True, exist_ok=True)
@@ -71,6 +68,14 @@ def held(model_dir: str, identity: Identity) -> Iterator[None]:
                 " it since this run was planned; put {{ run_id }} into model_dir"
             )
         yield
+
+
+def check(model_dir: str) -> None:
+    """PreflightError if no job may have the folder, whoever holds it."""
+    if fault := _unfit(Path(model_dir)):
+        raise PreflightError(
+            f"model_dir = {model_dir}: {fault}; give it a folder of its own, such as models/{{{{ run_id }}}}"
+        )
 
 
 def _unfit(folder: Path) -> str | None:

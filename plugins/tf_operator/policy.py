@@ -14,7 +14,7 @@ import airflow.settings
 from airflow.policies import hookimpl
 
 from tf_operator.errors import JobError
-from tf_operator.gang import asks_for_slots, count_replicas, evaluate
+from tf_operator.gang import DEFAULT_POOL_RULE, asks_for_slots, count_replicas, evaluate
 from tf_operator.pools import slots_per_gpu
 from tf_operator.teams import pool_fault
 
@@ -80,8 +80,7 @@ def decide(
 
 def _pool_fault(pool: _Pool, slots: int, asks: bool) -> str | None:
     if pool.name == "default_pool":
-        rule = "the replicas' own tasks run there, so it can grant no GPUs or slots; name a pool of configs/pools.yaml"
-        return f"scheduling.pool = default_pool: {rule}" if asks else None
+        return f"scheduling.pool = default_pool: {DEFAULT_POOL_RULE}" if asks else None
     if not pool.include_deferred:
         return (
             f"scheduling.pool = {pool.name}: the pool does not count deferred tasks, so two jobs could hold the"

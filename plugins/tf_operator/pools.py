@@ -10,20 +10,32 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, PlainValidator
 
-from tf_operator.errors import PreflightError
+from tf_operator.project_file import read_project_file
 
 _MARK = re.compile(r"\s*\[?tf_operator slots_per_gpu=(\d+)\]?\s*$")
+
+
+def _whole(least: int, most: int, *words: str) -> PlainValidator:
+    """Pydantic takes true, 2.0 and "2" for numbers."""
+    allowed = " or ".join([*words, f"a whole number from {least} to {most}"])
+
+    def check(value: Any) -> Any:
+        if value in words or (type(value) is int and least <= value <= most):
+            return value
+        raise ValueError(f"must be {allowed}; change it")
+
+    return PlainValidator(check)
 
 
 class _PoolConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    slots: int | Literal["auto"] = "auto"
-    slots_per_gpu: int = Field(default=1, ge=1)
+    slots: Annotated[int | Literal["auto"], _whole(0, 2_000_000_000, "auto")] = "auto"
+    slots_per_gpu: Annotated[int, _whole(1, 1000)] = 1
     description: str = ""
     team: str | None = None
     """Airflow's own team of the pool, where its multi-team mode is on."""
@@ -68,22 +80,8 @@ def describe(text: str, per_gpu: int) -> str:
 
 def wanted_pools(path: Path, count_gpus: Callable[[], int]) -> list[WantedPool]:
     """Read the file. `count_gpus` is asked only where a pool says `auto`. PreflightError naming the faulty field."""
-    import yaml
-
-    try:
-        raw = yaml.safe_load(path.read_text())
-        config = _PoolsFile.model_validate(raw)
-    except OSError as error:
-        raise PreflightError(f"{path}: {error.strerror}; it lists the pools to create") from None
-    except UnicodeDecodeError:
-        raise PreflightError(f"{path}: is no UTF-8 text; save it as UTF-8") from None
-    except yaml.YAMLError as error:
-        raise PreflightError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise PreflightError(f"{path}: {where} = {first['input']!r}: {first['msg']}") from None
-    return [_wanted(name, pool, count_gpus) for name, pool in config.pools.items()]
+    pools = read_project_file(path, _PoolsFile, "pools").pools
+    return [_wanted(name, pool, count_gpus) for name, pool in pools.items()]
 
 
 def _wanted(name: str, pool: _PoolConfig, count_gpus: Callable[[], int]) -> WantedPool:

@@ -36,21 +36,21 @@ class Limits:
     slots_per_gpu: int = 1
 
 
-def check(job: RenderedJob, limits: Limits) -> None:
-    """Raise PreflightError with everything that is wrong, one line each."""
-    faults = [fault for fault in _faults(job, limits) if fault]
+def check(job: RenderedJob, limits: Limits, *, here: bool = True) -> None:
+    """Raise PreflightError with everything that is wrong, one line each. Not `here`: nothing of this host counts."""
+    faults = [fault for fault in _faults(job, limits, here) if fault]
     if faults:
         raise PreflightError("\n".join(f"job {job.name}: {fault}" for fault in faults))
 
 
-def _faults(job: RenderedJob, limits: Limits) -> Iterable[str | None]:
+def _faults(job: RenderedJob, limits: Limits, here: bool) -> Iterable[str | None]:
     yield _counts(job, limits)
     yield _orphan_timeout(job, limits)
     for group in job.groups:
         if group.count:
             yield _kind(group)
             yield _share(group, limits)
-        if group.count and group.runtime.kind == "process":
+        if here and group.count and group.runtime.kind == "process":
             yield _working_dir(group)
             yield _interpreter(group)
 
@@ -91,7 +91,7 @@ def reserve_after() -> float:
 
 
 def _counts(job: RenderedJob, limits: Limits) -> str | None:
-    count = len(job.replicas)
+    count = sum(group.count for group in job.groups)
     if limits.max_active_tasks is not None and count > limits.max_active_tasks:
         return (
             f"{count} replicas must run at once, the DAG's max_active_tasks is {limits.max_active_tasks};"

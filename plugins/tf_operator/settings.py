@@ -37,9 +37,9 @@ def services(key: str, project: Path | None = None) -> str | None:
 
 def airflow_cfg(section: str, key: str) -> str | None:
     """One option as airflow.cfg has it, without loading Airflow, which takes seconds."""
-    home = Path(os.environ.get("AIRFLOW_HOME") or "~/airflow").expanduser()
     parser = configparser.ConfigParser(interpolation=None, strict=False)
-    with contextlib.suppress(configparser.Error, OSError, UnicodeDecodeError):
+    with contextlib.suppress(configparser.Error, OSError, UnicodeDecodeError, RuntimeError):
+        home = Path(os.environ.get("AIRFLOW_HOME") or "~/airflow").expanduser()
         parser.read(os.environ.get("AIRFLOW_CONFIG") or home / "airflow.cfg", encoding="utf-8")
     return parser.get(section, key, fallback=None)
 
@@ -74,10 +74,14 @@ def nearest_project(start: Path) -> Path:
 
 def state_dir() -> Path:
     """One folder per host, shared by every Airflow on it: identity locks, device locks, port leases, run folders."""
-    if configured := get("state_dir"):
-        return Path(configured).expanduser().resolve()
-    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser() / "tf_operator"
+    configured = get("state_dir")
+    path = Path(configured or os.environ.get("XDG_STATE_HOME") or "~/.local/state")
+    try:
+        return path.expanduser().resolve() if configured else path.expanduser() / "tf_operator"
+    except RuntimeError:
+        raise PreflightError(
+            f"[tf_operator] state_dir = {path}: this host knows no such user's home; write the path out"
+        ) from None
 
 
 def port_range() -> tuple[int, int]:

@@ -21,7 +21,7 @@ from tf_operator import settings, teams
 from tf_operator.errors import JobError
 from tf_operator.gang import evaluate
 from tf_operator.job_spec import TensorFlowJob
-from tf_operator.job_spec.outline import WATCHER_RETRIES, GroupOutline
+from tf_operator.job_spec.outline import WATCHER_RETRIES, GroupOutline, most_tasks
 from tf_operator.job_spec.params import NO_DEFAULT, ParamSpec
 from tf_operator.job_spec.units import seconds
 from tf_operator.operators import (
@@ -40,7 +40,6 @@ INHERITED = frozenset({"owner", "queue", "executor"})
 """What our tasks take from a DAG's default_args; everything else they set themselves."""
 EVENTS = ("failure", "success", "retry", "skipped")
 """What `result` takes callbacks for from default_args. Its own beginning is the job's end: nothing of `execute`."""
-GANG_EXTRA_TASKS = 6
 SHORT = timedelta(seconds=5)
 
 
@@ -323,7 +322,7 @@ def as_dag(job: TensorFlowJob, *, project_dir: Path, fileloc: str | None = None)
         start_date=job.start_at,
         catchup=job.catchup,
         tags=sorted({"tensorflow", *job.tags}),
-        max_active_tasks=_most_tasks(job),
+        max_active_tasks=most_tasks(job),
         # Else Airflow would also find a DAG that was left half-built by a fault, or dropped for a name used twice.
         auto_register=False,
         **kwargs,
@@ -333,21 +332,6 @@ def as_dag(job: TensorFlowJob, *, project_dir: Path, fileloc: str | None = None)
     if fileloc:
         dag.fileloc = fileloc
     return dag
-
-
-def _most_tasks(job: TensorFlowJob) -> int:
-    """`max_active_tasks` must never hold back a part of a gang: room for the most replicas the params allow."""
-    most = 0
-    for outline in job.groups:
-        count = outline.count if outline.count is not None else _most(job.param_specs[outline.count_param or ""])
-        most += count
-    return max(16, most + GANG_EXTRA_TASKS)
-
-
-def _most(spec: ParamSpec) -> int:
-    """The most a count may be in a run. Where there is no maximum, a default beyond what is usual tells."""
-    usual = max(64, spec.default) if isinstance(spec.default, int) else 64
-    return int(spec.schema.get("maximum", usual))
 
 
 def broken_dag(name: str, text: str) -> DAG:

@@ -15,10 +15,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from tf_operator.errors import PreflightError
 from tf_operator.job_spec.rendered import RenderedJob, RenderedSecret, ReplicaGroup
+from tf_operator.project_file import read_project_file
 
 FILE = Path("configs") / "teams.yaml"
 _HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
@@ -77,18 +77,7 @@ def load(project: Path) -> Teams:
     path = project / FILE
     if not path.exists():
         return Teams(project)
-    import yaml
-
-    try:
-        return Teams(project, _File.model_validate(yaml.safe_load(path.read_text())).teams)
-    except OSError as error:
-        raise PreflightError(f"{path}: {error.strerror}; it lists the teams") from None
-    except yaml.YAMLError as error:
-        raise PreflightError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise PreflightError(f"{path}: {where} = {first['input']!r}: {first['msg']}") from None
+    return Teams(project, read_project_file(path, _File, "teams").teams)
 
 
 def pool_fault(fence: Mapping[str, Any] | None, pool: str) -> str | None:

@@ -26,14 +26,16 @@ def declare(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "ids"), [("4", ["0", "1", "2", "3"]), ("0", []), ("0,2", ["0", "2"]), (" a , b-1 ", ["a", "b-1"])]
+    ("text", "ids"), [("4", ["0", "1", "2", "3"]), ("0", []), ("0,2", ["0", "2"]), (" 7 , GPU-b-1 ", ["7", "GPU-b-1"])]
 )
 def test_inventory_is_what_is_declared(declare, text: str, ids: list[str]) -> None:
     declare(text)
     assert [device.id for device in inventory()] == ids
 
 
-@pytest.mark.parametrize("text", ["-1", "0,0", "../x", "1.5", "a,,b"])
+@pytest.mark.parametrize(
+    "text", ["-1", "0,0", "../x", "1.5", "0,,1", "none", "auto", "gpu0,gpu1", "2000000000", "²", "GPU-.."]
+)
 def test_a_bad_declaration_names_the_setting(declare, text: str) -> None:
     declare(text)
     with pytest.raises(DeviceError, match=r"\[tf_operator\] gpus"):

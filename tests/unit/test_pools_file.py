@@ -33,7 +33,7 @@ def test_gpus_are_counted_only_for_auto(tmp_path: Path) -> None:
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     file = tmp_path / "pools.yaml"
     file.write_bytes(b"pools: {gpu: {description: caf\xe9}}")
-    with pytest.raises(PreflightError, match="is no UTF-8 text"):
+    with pytest.raises(PreflightError, match="is not UTF-8 text"):
         wanted_pools(file, lambda: 4)
 
 
@@ -52,11 +52,22 @@ def test_the_description_tells_the_slots_of_one_gpu(description: str | None, per
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("pools: {gpu: {slots: many}}", "pools.gpu.slots"),
+        ("pools: {gpu: {slots: many}}", 'pools.gpu.slots = "many": must be auto or a whole number from 0'),
+        ("pools: {gpu: {slots: 1:30}}", 'pools.gpu.slots = "1:30"'),
+        ("pools: {gpu: {slots: -4}}", "pools.gpu.slots = -4"),
+        ("pools: {gpu: {slots: 4.0}}", "pools.gpu.slots = 4.0"),
+        ("pools: {gpu: {slots: true}}", "pools.gpu.slots = true"),
+        ("pools: {gpu: {slots_per_gpu: true}}", "pools.gpu.slots_per_gpu = true"),
+        ("pools: {gpu: {slots_per_gpu: 2.0}}", "pools.gpu.slots_per_gpu = 2.0"),
+        ("pools: {gpu: {slots_per_gpu: 2000000000}}", "pools.gpu.slots_per_gpu = 2000000000"),
+        ("pools:\n  gpu: {slots: 1}\n  gpu: {slots: 2}\n", "pools.yaml:3: pools.gpu: is given twice, first on line 2"),
+        ("pools: {gpu: {description: [a]}}", "pools.yaml:1: pools.gpu.description = "),
+        ("pools: " + "[" * 900 + "]" * 900, "is nested too deep"),
+        ("- gpu\n", "pools.yaml:1: the file holds no pools; write a mapping with the key pools"),
         ("pools: {gpu: {slots_per_gpu: 0}}", "pools.gpu.slots_per_gpu = 0"),
         ("pools: {gpu: {slot: 1}}", "pools.gpu.slot = 1"),
         ("pool: {}", "pools"),
-        ("[", "not YAML"),
+        ("[", "is not YAML"),
     ],
 )
 def test_a_faulty_file_is_one_line_with_the_field(tmp_path: Path, text: str, told: str) -> None:
@@ -66,7 +77,7 @@ def test_a_faulty_file_is_one_line_with_the_field(tmp_path: Path, text: str, tol
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PreflightError, match="nothing.yaml: No such file"):
+    with pytest.raises(PreflightError, match="nothing.yaml: cannot be read: No such file"):
         wanted_pools(tmp_path / "nothing.yaml", lambda: 4)
 
 

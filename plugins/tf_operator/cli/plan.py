@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from tf_operator.job_spec import RenderedJob, TensorFlowJob
+    from tf_operator.preflight import Limits
 
 EXAMPLE_RUN = "example"
 EXAMPLE_MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -32,11 +35,53 @@ def plan(
     project = settings.project_of(file)
     context = plain_context(job.name, EXAMPLE_RUN, EXAMPLE_MOMENT)
     rendered = job.render(context, project_dir=project, params=read_params(param or [], job.param_specs))
+    check(job, rendered, file, project)
     outcome = worked_out(job, rendered, project)
     if as_json:
         typer.echo(json.dumps(outcome, indent=2))
     else:
         _show(rendered, outcome)
+
+
+def check(job: TensorFlowJob, rendered: RenderedJob, file: Path, project: Path) -> None:
+    """PreflightError with what the `plan` of a run would say of the job, as far as it is known without its host."""
+    from tf_operator import model_dir, preflight, teams
+    from tf_operator.errors import PreflightError
+    from tf_operator.gang import DEFAULT_POOL_RULE, asks_for_slots, evaluate
+    from tf_operator.job_spec.outline import most_tasks
+    from tf_operator.pools import configured_slots_per_gpu
+
+    pool = evaluate(job.gang(), rendered.params).pool or "default_pool"
+    if pool == "default_pool" and asks_for_slots(job.gang(), rendered.params):
+        raise PreflightError(f"job {job.name}: scheduling.pool = default_pool: {DEFAULT_POOL_RULE}")
+    jobs = (project / "configs" / "jobs").resolve()
+    if file.resolve().is_relative_to(jobs):
+        known = teams.load(project)
+        if found := teams.faults(known, known.of_folder(file.resolve(), [jobs]), rendered, pool):
+            raise PreflightError("\n".join(f"job {job.name}: {fault}" for fault in found))
+    per_gpu = configured_slots_per_gpu(project / "configs" / "pools.yaml", pool)
+    preflight.check(rendered, limits(most_tasks(job), per_gpu), here=False)
+    model_dir.check(rendered.model_dir)
+
+
+def limits(max_active_tasks: int, slots_per_gpu: int) -> Limits:
+    """Airflow's limits as they are set here, else its defaults. How many slots its executor has is not known here."""
+    from tf_operator import settings
+    from tf_operator.preflight import Limits
+
+    def number(section: str, key: str, default: float) -> float:
+        with contextlib.suppress(ValueError):
+            text = os.environ.get(f"AIRFLOW__{section}__{key}".upper()) or settings.airflow_cfg(section, key)
+            return float(text or default)
+        return default
+
+    return Limits(
+        max_active_tasks=max_active_tasks,
+        max_map_length=int(number("core", "max_map_length", 1024)),
+        heartbeat_timeout=number("scheduler", "task_instance_heartbeat_timeout", 300),
+        orphan_scan=number("scheduler", "task_instance_heartbeat_timeout_detection_interval", 10),
+        slots_per_gpu=slots_per_gpu,
+    )
 
 
 def worked_out(job: TensorFlowJob, rendered: RenderedJob, project: Path) -> dict[str, Any]:

@@ -7,12 +7,13 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from tf_operator.job_spec import outline, rules, templates
-from tf_operator.job_spec.document import Path
+from tf_operator.job_spec.document import Path, unfit_texts
 from tf_operator.job_spec.faults import ABSENT, Fault, folded_path
 from tf_operator.job_spec.params import NO_DEFAULT
 from tf_operator.job_spec.rendered import SERVERS_OWN, WHOLE_SECRET
@@ -52,6 +53,8 @@ _NEEDS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "in_graph": ((("chief",), "a chief"), (("worker",), "a worker")),
 }
 
+PATHS = ("model_dir", "working_dir", "python", "source")
+
 LONGEST_TAG = 100
 """Characters; as much as Airflow's database keeps."""
 
@@ -70,6 +73,13 @@ def template_faults(data: Any) -> list[Fault]:
             except ValueError as error:
                 faults.append(Fault(folded_path(path), str(error), text))
     return faults
+
+
+def text_faults(data: Any) -> list[Fault]:
+    """Texts that fail wherever they get to."""
+    if isinstance(data, Mapping):
+        data = {key: part.model_dump() if isinstance(part, BaseModel) else part for key, part in data.items()}
+    return [Fault(folded_path(path), rule, text) for path, text, rule in unfit_texts(data)]
 
 
 def strings(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
@@ -101,6 +111,7 @@ def combination_faults(job: TensorFlowJob, *, rendered: bool) -> list[Fault]:
         *_secrets(job),
         *_secret_paths(job),
         *_paths(job),
+        *(_homes(job.model_dump(exclude_unset=True), ()) if rendered else ()),
     ]
 
 
@@ -143,8 +154,8 @@ def _param_defaults(job: TensorFlowJob) -> Iterator[Fault]:
         (("scheduling", "pool"), job.scheduling.pool, rules.text),
     ]
     for group in outline.groups(job):
-        most = 1 if group.role in ("chief", "evaluator") else None
-        uses.append(((*group.path, "replicas"), group.replica.replicas, rules.whole(0, most)))
+        count = rules.whole(0, 1) if group.role in ("chief", "evaluator") else rules.replica_count
+        uses.append(((*group.path, "replicas"), group.replica.replicas, count))
         uses.append(((*group.path, "gpus"), group.replica.gpus, rules.gpu_count))
     for path, value, rule in uses:
         name = templates.param_ref(value)
@@ -162,6 +173,8 @@ def _counts(job: TensorFlowJob) -> Iterator[Fault]:
         total = sum(count or 0 for count in counts.values())
         if total == 0:
             yield Fault(("replicas",), "no replica requested; set the replicas of at least one type to 1 or more")
+        if total > rules.MOST_REPLICAS:
+            yield Fault(("replicas",), f"{total} replicas in all; must be at most {rules.MOST_REPLICAS}; lower them")
         if total > 1 and not job.tf_config:
             yield Fault(
                 ("tf_config",), f"TF_CONFIG may be left out only for a single replica, not {total}; remove it", False
@@ -304,3 +317,15 @@ def _paths(job: TensorFlowJob) -> Iterator[Fault]:
         yield Fault(
             ("model_dir",), "must be a directory that all replicas share, not a URL; mount the store", job.model_dir
         )
+
+
+def _homes(value: Any, path: Path) -> Iterator[Fault]:
+    """Paths below the home of a user whom this host, where the job is rendered, does not know."""
+    if isinstance(value, Mapping | list):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _homes(item, (*path, key))
+    elif isinstance(value, str) and path[-1] in PATHS and path[-2:-1] != ("env",) and value.startswith("~"):
+        try:
+            FilePath(value).expanduser()
+        except RuntimeError:
+            yield Fault(path, "this host knows no such user's home; write the path out", value)

@@ -14,6 +14,8 @@ from tf_operator.job_spec.faults import ABSENT, Fault, folded_path, folded_role
 from tf_operator.job_spec.templates import nearest
 
 Levels = Mapping[str, tuple[str, ...]]
+_SLIP = 0.8
+"""How alike two keys are if one is the other's misspelling, though a third level has just this key."""
 
 
 @lru_cache(maxsize=4)
@@ -31,6 +33,8 @@ def levels_of(job: type[BaseModel]) -> Levels:
         "run_policy": models.RunPolicy,
         "scheduling": models.Scheduling,
         "notify": models.Notify,
+        "runtime.mounts[]": models.Mount,
+        "replicas.<type>.runtime.mounts[]": models.Mount,
     }
     return {level: tuple(part.model_fields) for level, part in parts.items()}
 
@@ -68,7 +72,7 @@ def _fault(path: Path, detail: ErrorDetails, levels: Levels) -> Fault:
 def _level(path: Path) -> str:
     parts = [str(part) if isinstance(part, str) else "[]" for part in path]
     if len(parts) > 1 and parts[0] == "replicas":
-        parts = ["replicas", "<type>", *[part for part in parts[2:] if part != "[]"]]
+        parts = ["replicas", "<type>", *parts[3 if parts[2:3] == ["[]"] else 2 :]]
     return ".".join(parts).replace(".[]", "[]")
 
 
@@ -84,6 +88,8 @@ def _unknown(path: Path, levels: Levels) -> str:
         return "only the groups of a list of workers have names; write worker: [{name: ...}]"
     if level == "replicas":
         return f"is no replica type; {nearest(folded_role(key), list(here)) or 'types are ' + ', '.join(here)}"
+    if near := nearest(key, list(here), _SLIP):
+        return f"is not known; {near}"
     elsewhere = _places(key, levels)
     if elsewhere:
         return f"is not known here; the right place is {' or '.join(elsewhere[:2])}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from tf_operator.errors import JobError, JobFileError
-from tf_operator.job_spec.document import Path
+from tf_operator.job_spec.document import Path, readable
 
 _LONGEST_VALUE = 80
 
@@ -31,11 +32,14 @@ class Source:
 
     def line(self, path: Path) -> int | None:
         """The line of `path`, else of the nearest part above it that has one."""
-        folded = {folded_path(place): line for place, line in self.lines.items()}
         for length in range(len(path), 0, -1):
-            if (line := folded.get(path[:length])) is not None:
+            if (line := self._folded.get(path[:length])) is not None:
                 return line
         return 1 if self.lines else None
+
+    @cached_property
+    def _folded(self) -> Mapping[Path, int]:
+        return {folded_path(place): line for place, line in self.lines.items()}
 
 
 @dataclass(frozen=True)
@@ -87,4 +91,4 @@ def _line(line: int, fault: Fault, name: object, source: Source) -> str:
     place = f"{source.file}:{line}: " if source.file and line else f"{source.file}: " if source.file else ""
     job = f"job {' '.join(name.split())}: " if isinstance(name, str) and name else ""
     value = "" if fault.value is ABSENT else f" = {shown_value(fault.value)}"
-    return f"{place}{job}{shown_path(fault.path) or 'job'}{value}: {' '.join(fault.rule.split())}"
+    return readable(f"{place}{job}{shown_path(fault.path) or 'job'}{value}: {' '.join(fault.rule.split())}")

@@ -28,7 +28,7 @@ from tf_operator.job_spec.models import (
     Scheduling,
     Secret,
 )
-from tf_operator.job_spec.params import ParamSpec
+from tf_operator.job_spec.params import ParamSpec, for_editors
 from tf_operator.job_spec.rules import MaybeFixedText, MaybeText, form, words
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ class TensorFlowJob(Part):
     def _checked(cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         source = info.context if isinstance(info.context, Source) else Source()
         name = data.get("name") if isinstance(data, Mapping) else None
+        if unfit := checks.text_faults(data):
+            raise explained(unfit, name, source)
         found = [] if source.rendered else checks.template_faults(data)
         try:
             job = handler(data)
@@ -126,8 +128,12 @@ class TensorFlowJob(Part):
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
-        """The JSON Schema of a job file, for editors. Replica types are listed in lower case only."""
-        return {"$schema": "https://json-schema.org/draft/2020-12/schema", **cls.model_json_schema()}
+        """The JSON Schema of a job file, for editors."""
+        schema = cls.model_json_schema()
+        schema["$defs"]["ParamSchema"] = for_editors()
+        is_schema = {"if": {"type": "object"}, "then": {"$ref": "#/$defs/ParamSchema"}}
+        schema["properties"]["params"]["additionalProperties"] = is_schema
+        return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
     @property
     def source_file(self) -> str | None:

@@ -29,6 +29,7 @@ def read_json(text: str) -> Document:
 class _Reader:
     text: str
     end: int = 0
+    _counted: tuple[int, int] = (0, 1)
     document: Document = field(default_factory=Document)
 
     def skip(self, at: int) -> int:
@@ -36,9 +37,13 @@ class _Reader:
         return found.end() if found else at
 
     def line(self, at: int) -> int:
-        return self.text.count("\n", 0, at) + 1
+        # From where it last looked, or a file of one long list would be read through for each item.
+        before, line = self._counted
+        self._counted = at, line + self.text.count("\n", before, at)
+        return self._counted[1]
 
     def value(self, at: int, path: Path) -> Any:
+        self.document.enter(path)
         first = self.text[at : at + 1]
         if first == "{":
             return self._object(at, path)
@@ -55,7 +60,10 @@ class _Reader:
         if not found:
             raise json.JSONDecodeError("Expecting value", self.text, at)
         self.end = found.end()
-        return json.loads(found[0])
+        try:
+            return json.loads(found[0])
+        except ValueError as error:
+            raise json.JSONDecodeError(str(error).split(";")[0], self.text, at) from None
 
     def _object(self, at: int, path: Path) -> dict[str, Any]:
         values: dict[str, Any] = {}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
+from pydantic_core import core_schema
 
 from tf_operator.job_spec import rules
 from tf_operator.job_spec.faults import folded_role
@@ -151,6 +152,18 @@ class Replicas(Part):
     ps: Replica | None = None
     evaluator: SingleReplica | None = None
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = handler.resolve_ref_schema(handler(core))
+        roles = schema["properties"]
+        roles["master"] = {**roles["chief"], "description": "chief"}
+        schema["patternProperties"] = {
+            "^" + "".join(f"[{letter}{letter.upper()}]" for letter in role) + "$": kind for role, kind in roles.items()
+        }
+        return schema
+
     @model_validator(mode="before")
     @classmethod
     def _fold(cls, data: Any) -> Any:
@@ -240,11 +253,22 @@ class Notifier(BaseModel):
         return dict(self.model_extra or {})
 
 
+class _OneOrMore:
+    def __get_pydantic_json_schema__(
+        self, core: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        listed = handler(core)
+        return {"anyOf": [listed["items"], listed]}
+
+
+Notifiers = Annotated[list[Notifier], _OneOrMore()]
+
+
 class Notify(Part):
     """Who is told how the job ended, once per job."""
 
-    on_failure: list[Notifier] = Field(default_factory=list)
-    on_success: list[Notifier] = Field(default_factory=list)
+    on_failure: Notifiers = Field(default_factory=list)
+    on_success: Notifiers = Field(default_factory=list)
 
     @model_validator(mode="before")
     @classmethod

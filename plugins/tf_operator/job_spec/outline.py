@@ -10,6 +10,7 @@ from tf_operator.identity import ROLES
 from tf_operator.job_spec.document import Path
 from tf_operator.job_spec.models import Replica
 from tf_operator.job_spec.params import NO_DEFAULT, ParamSpec
+from tf_operator.job_spec.rules import MOST_REPLICAS
 from tf_operator.job_spec.templates import is_template, param_ref
 
 if TYPE_CHECKING:
@@ -56,6 +57,23 @@ def _outline(job: TensorFlowJob, task_id: str, role: str, path: Path, replica: R
         path=path,
         replica=replica,
     )
+
+
+GANG_EXTRA_TASKS = 6
+
+
+def most_tasks(job: TensorFlowJob) -> int:
+    """The `max_active_tasks` of the job's DAG, which must never hold back a part of a gang."""
+    most = 0
+    for group in groups(job):
+        most += group.count if group.count is not None else _most(job.param_specs[group.count_param or ""])
+    return max(16, most + GANG_EXTRA_TASKS)
+
+
+def _most(spec: ParamSpec) -> int:
+    """The most a count may be in a run. Where there is no maximum, a default beyond what is usual tells."""
+    usual = max(64, spec.default) if isinstance(spec.default, int) else 64
+    return int(min(spec.schema.get("maximum", usual), MOST_REPLICAS))
 
 
 def strategy(job: TensorFlowJob) -> str:

@@ -26,6 +26,8 @@ GROUP_NAME = r"^[a-z0-9][a-z0-9_-]{0,31}$"
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 USER = r"^[0-9]+(:[0-9]+)?$"
 ULIMIT = {"type": ["string", "integer"], "pattern": r"^-?[0-9]+(:-?[0-9]+)?$"}
+LONGEST_FORM = 1000
+"""Characters that a pattern is tried on: its time may grow with their square."""
 PRESETS = ("@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
 
 
@@ -68,7 +70,11 @@ class Rule:
         return value
 
 
-MOST = 2**31 - 1
+MOST = 2_000_000_000
+"""Databases keep little more, and Airflow adds to some of them."""
+MOST_REPLICAS = 10_000
+"""Of a job: each is an object in memory, here and in Airflow."""
+MOST_GPUS = 1024
 
 
 def whole(at_least: int, at_most: int | None = None) -> Callable[[Any], object]:
@@ -81,9 +87,16 @@ def whole(at_least: int, at_most: int | None = None) -> Callable[[Any], object]:
         if value < at_least or (at_most is not None and value > at_most):
             raise ValueError(f"must be {allowed}; change it")
         if value > MOST:
-            raise ValueError(f"must be at most {MOST}: databases keep no more; change it")
+            raise ValueError(f"must be at most {MOST}: databases keep little more; change it")
 
     return check
+
+
+def replica_count(value: Any) -> None:
+    """How many replicas there are of a kind."""
+    whole(0)(value)
+    if value > MOST_REPLICAS:
+        raise ValueError(f"must be at most {MOST_REPLICAS}; lower it")
 
 
 def one_of(*allowed: str) -> Callable[[Any], object]:
@@ -100,7 +113,11 @@ def matches(pattern: str, what: str) -> Callable[[Any], object]:
     """A rule: text of this form."""
 
     def check(value: Any) -> None:
-        if not isinstance(value, str) or not re.fullmatch(pattern.removeprefix("^").removesuffix("$"), value):
+        if (
+            not isinstance(value, str)
+            or len(value) > LONGEST_FORM
+            or not re.fullmatch(pattern.removeprefix("^").removesuffix("$"), value)
+        ):
             raise ValueError(f"must be {what} ({pattern}); rename it")
 
     return check
@@ -139,6 +156,8 @@ def gpu_count(value: Any) -> None:
     """A whole number of devices, or a part of one."""
     if number(value) < 0 or (value > 1 and value != int(value)):
         raise ValueError("must be 0, a whole number of GPUs, or a part of one (such as 0.5); change it")
+    if value > MOST_GPUS:
+        raise ValueError(f"must be at most {MOST_GPUS}: one host gives them all; lower it")
 
 
 def duration(value: Any) -> None:
@@ -191,6 +210,8 @@ def schedule(value: Any) -> None:
 
 
 def _is_cron(value: str) -> bool:
+    if len(value) > LONGEST_FORM:
+        return False
     from croniter import croniter  # type: ignore[import-untyped]
 
     return bool(croniter.is_valid(value))
@@ -208,7 +229,7 @@ _WHOLE = {"type": "integer", "minimum": 0}
 _TEXT = {"type": "string"}
 _DURATION = {"type": "string", "pattern": units.DURATION_PATTERN}
 
-Count = Annotated[int | str, Rule(whole(0), _WHOLE, "param")]
+Count = Annotated[int | str, Rule(replica_count, {**_WHOLE, "maximum": MOST_REPLICAS}, "param")]
 AtMostOne = Annotated[int | str, Rule(whole(0, 1), {**_WHOLE, "maximum": 1}, "param")]
 Whole = Annotated[int | str, Rule(whole(0), _WHOLE)]
 FixedWhole = Annotated[int, Rule(whole(0), _WHOLE, "no")]
@@ -217,7 +238,7 @@ MaybePositive = Annotated[int | None, Rule(whole(1), {"type": "integer", "minimu
 FixedPositive = Annotated[int, Rule(whole(1), {"type": "integer", "minimum": 1}, "no")]
 Slots = Annotated[int | str | None, Rule(whole(1), {"type": "integer", "minimum": 1}, "param", none=True)]
 Pool = Annotated[str | None, Rule(text, _TEXT, "param", none=True)]
-Gpus = Annotated[float | str, Rule(gpu_count, {"type": "number", "minimum": 0}, "param")]
+Gpus = Annotated[float | str, Rule(gpu_count, {"type": "number", "minimum": 0, "maximum": MOST_GPUS}, "param")]
 Cpus = Annotated[float | str | None, Rule(positive, {"type": "number", "exclusiveMinimum": 0}, none=True)]
 
 

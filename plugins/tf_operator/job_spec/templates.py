@@ -74,9 +74,9 @@ def _check_names(tree: nodes.Template) -> None:
         raise ValueError(f"{name} is no name that templates know; {nearest(name, sorted(CONTEXT_NAMES)) or RAW}")
 
 
-def nearest(name: str, known: Mapping[str, Any] | list[str], alike: float = 0.6) -> str | None:
+def nearest(name: str, known: Mapping[str, Any] | list[str], cutoff: float = 0.6) -> str | None:
     """`did you mean X?`, where something is close enough."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=alike)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"did you mean {close[0]}?" if close else None
 
 

@@ -50,6 +50,7 @@ class _Reader:
         self._document = document
 
     def value(self, node: Node, path: Path, above: tuple[Node, ...]) -> Any:
+        self._document.enter(path)
         if any(node is other for other in above):
             raise ConstructorError(None, None, "an alias stands inside what it names", node.start_mark)
         if isinstance(node, MappingNode):
@@ -62,7 +63,7 @@ class _Reader:
         try:
             return self._loader.construct_object(node)
         except ValueError as error:
-            raise ConstructorError(None, None, str(error), node.start_mark) from None
+            raise ConstructorError(None, None, str(error).split(";")[0], node.start_mark) from None
 
     def _sequence(self, node: SequenceNode, path: Path, above: tuple[Node, ...]) -> list[Any]:
         self._plain_tag(node, "seq")
@@ -93,7 +94,7 @@ class _Reader:
             if not isinstance(source, MappingNode):
                 raise ConstructorError(None, None, "`<<` takes a mapping or a list of mappings", node.start_mark)
             # A merged key may be given again beside `<<`: its lines are not the place to look for repetitions.
-            merged |= _Reader(self._loader, Document()).value(source, path, above)
+            merged |= _Reader(self._loader, Document(counter=self._document.counter)).value(source, path, above)
         return merged
 
     def _key(self, node: Node) -> str:

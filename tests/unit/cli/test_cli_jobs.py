@@ -148,6 +148,69 @@ def test_a_wrong_param_is_one_line_and_exit_2(cli: Cli, job_path: Path, param: s
     assert message in err
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            "model_dir: /usr",
+            "model_dir = /usr: is a folder of the system, or a user's home; give it a folder of its own",
+        ),
+        ("model_dir: .", "is a project, with DAGs or job files in it"),
+        (
+            "run_policy: {orphan_timeout: 1m}",
+            "job digits: run_policy.orphan_timeout = 60 s: a program would end before",
+        ),
+        ("runtime: {kind: swarm, image: i}", "runtime.kind = swarm: is not built yet; use process or docker"),
+        ("scheduling: {pool: default_pool}", "job digits: scheduling.pool = default_pool: the replicas' own tasks run"),
+    ],
+)
+def test_plan_says_what_no_run_accepts(cli: Cli, job_path: Path, change: str, message: str) -> None:
+    job_path.write_text(f"{JOB}{change}\n")
+    assert cli("validate", job_path)[0] == 0
+    code, out, err = cli("plan", job_path)
+    assert (code, out) == (2, "")
+    assert all(message in line or "swarm" in line for line in err.splitlines()) and message in err
+
+
+def test_plan_refuses_more_than_the_dag_runs_at_once(cli: Cli, job_path: Path) -> None:
+    job_path.write_text(JOB.replace(", maximum: 4", ""))
+    assert cli("plan", job_path, "--param", "workers=60", "--json")[0] == 0
+    code, _, err = cli("plan", job_path, "--param", "workers=100")
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith("job digits: 103 replicas must run at once, the DAG's max_active_tasks is 73;")
+
+
+def test_plan_refuses_a_part_of_a_gpu_that_the_pool_does_not_give(cli: Cli, job_path: Path) -> None:
+    job_path.write_text(JOB.replace("gpus: 1", "gpus: 0.3"))
+    (job_path.parents[1] / "pools.yaml").write_text("pools: {gpu: {slots: 8, slots_per_gpu: 4}}")
+    code, _, err = cli("plan", job_path)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "worker: gpus = 0.3: the pool has slots_per_gpu 4" in err
+
+
+def test_plan_refuses_what_is_another_team_s(cli: Cli, job_path: Path) -> None:
+    (job_path.parents[1] / "teams.yaml").write_text("teams: {vision: {pools: [gpu]}}")
+    code, _, err = cli("plan", job_path)
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith("job digits: scheduling.pool = gpu: belongs to team vision, this job belongs to no team")
+    (job_path.parent / "vision").mkdir()
+    own = job_path.rename(job_path.parent / "vision" / job_path.name)
+    assert cli("plan", own)[0] == 0
+
+
+def test_plan_leaves_alone_what_only_the_worker_s_host_can_know(cli: Cli, job_path: Path) -> None:
+    job_path.write_text(f"{JOB}runtime: {{python: /opt/there/bin/python}}\n")
+    assert cli("plan", job_path)[0] == 0
+
+
+def test_plan_takes_the_heartbeat_time_out_that_is_set(
+    cli: Cli, job_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT", "30")
+    job_path.write_text(f"{JOB}run_policy: {{orphan_timeout: 2m}}\n")
+    assert cli("plan", job_path)[0] == 0
+
+
 @pytest.mark.parametrize("arguments", [["plan"], ["nonsense"], ["validate"], ["plan", "a", "b"], ["schema", "--bla"]])
 def test_wrong_usage_is_one_line_and_exit_2(cli: Cli, arguments: list[str]) -> None:
     code, out, err = cli(*arguments)

@@ -63,6 +63,25 @@ def test_c14_an_unknown_key_is_told_the_nearest(refusal: Refusal, base: str) -> 
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("runtime: {mount: []}", "runtime.mount: is not known; did you mean mounts?"),
+        ("secrets: [{vault: a#b, envs: A}]", "secrets[0].envs: is not known; did you mean env?"),
+        ("secrets: [{vault: a#b, mounts: A, env: B}]", "secrets[0].mounts: is not known; did you mean mount?"),
+        ("retry: 3", "retry: is not known; did you mean retries?"),
+        ("runtime: {mounts: [{sorce: /a, target: /b}]}", "runtime.mounts[0].sorce: is not known; did you mean source?"),
+        ("runtime: {mounts: [{src: /a, xyz: /b}]}", "mounts[0].xyz: is not known; known here are source, target, rea"),
+        (
+            "run_policy: {restart_policy: never}",
+            "run_policy.restart_policy: is not known here; the right place is rest",
+        ),
+    ],
+)
+def test_c14_the_keys_of_the_place_are_guessed_first(refusal: Refusal, base: str, text: str, told: str) -> None:
+    assert any(told in line for line in refusal(f"{base}{text}\n"))
+
+
 def test_c14_an_unknown_replica_type_is_told_the_nearest(refusal: Refusal, base: str) -> None:
     (line,) = refusal(base + "  workers: {replicas: 1}\n")
     assert line == "job.yaml:7: job base: replicas.workers: is no replica type; did you mean worker?"

@@ -22,7 +22,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"replicas": {"worker": {"memory": "0GiB"}}}, 'replicas.worker.memory = "0GiB": must be more than nothing'),
     ({"replicas": {"worker": {"memory": "9" * 400 + "GiB"}}}, "less than 8 EiB"),
     ({"retry_delay": "9" * 20 + "d"}, "must be at most 3650d"),
-    ({"max_active_runs": 2**31}, "max_active_runs = 2147483648: must be at most 2147483647"),
+    ({"max_active_runs": 2**31}, "max_active_runs = 2147483648: must be at most 2000000000"),
     ({"replicas": {"worker": {"memory": "2Gi"}}}, 'replicas.worker.memory = "2Gi": must be a number with a unit'),
     ({"replicas": {"worker": []}}, "replicas.worker = []: must not be empty"),
     ({"replicas": {"worker": None}}, "replicas: worker is empty; write worker: {replicas: 1}"),
@@ -129,7 +129,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "minimun is no keyword of a JSON Schema; did you mean minimum?",
     ),
     ({"params": {"n": {"type": "whole"}}}, "params.n: is no JSON Schema"),
-    ({"params": {"n": {"$ref": "http://x/y"}}}, "$ref is no keyword of a JSON Schema"),
+    ({"params": {"n": {"$ref": "http://x/y"}}}, "params.n: $ref is not followed"),
     (
         {"params": {"n": {"type": "array", "items": {"$ref": "http://x/y"}}}},
         "params.n: $ref is not followed; write out",
