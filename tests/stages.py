@@ -1,7 +1,7 @@
 """The order of the tests, quick ones first, and what a machine cannot run: said, not silently missing.
 
-With CI=true nothing is left out but `gpu`. In two processes (`-n 2 --dist loadgroup`) one has the tests of Airflow, which
-share one, and mostly wait for it; the other has all the rest.
+With CI=true nothing is left out but `gpu`. In two processes (`-n 2 --dist loadgroup`) one has the tests of Airflow, that
+share one, and mostly wait for it; the other has all the rest, those of Docker through an Airflow of its own last.
 """
 
 from __future__ import annotations
@@ -46,9 +46,12 @@ def _no_engine() -> str | None:
 @pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
 def pytest_group_airflow(items: list[pytest.Item]) -> None:
     """Before the groups are read."""
-    for item in items:
-        if item.get_closest_marker("airflow"):
-            item.add_marker(AIRFLOW)
+    for item in filter(_is_long_half, items):
+        item.add_marker(AIRFLOW)
+
+
+def _is_long_half(item: pytest.Item) -> bool:
+    return item.get_closest_marker("airflow") is not None and item.get_closest_marker("docker") is None
 
 
 @pytest.hookimpl(trylast=True)
@@ -71,7 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if dropped:
         config.hook.pytest_deselected(items=dropped)
     beside = hasattr(config, "workerinput")
-    items[:] = sorted(kept, key=lambda item: (beside and not item.get_closest_marker("airflow"), _stage(item)))
+    items[:] = sorted(kept, key=lambda item: (beside and not _is_long_half(item), _stage(item)))
     config.stash[LEFT_OUT] = {mark: (count, reasons[mark]) for mark, count in counts.items()}
     if beside:
         config.workeroutput["left_out"] = config.stash[LEFT_OUT]  # type: ignore[attr-defined]

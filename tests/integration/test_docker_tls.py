@@ -15,7 +15,7 @@ from docker_engine import DockerEngine, run
 
 from tf_operator.runners.docker import DockerRunner
 
-pytestmark = [pytest.mark.docker, pytest.mark.long]
+pytestmark = [pytest.mark.docker]
 
 URL = "tcp://127.0.0.1:2376"
 RUN = """

@@ -40,7 +40,6 @@ def plan_of(run: RunUnderTest) -> dict[str, Any]:
     return {key: value for key, value in plan.items() if key != "attempt"}
 
 
-@pytest.mark.long
 def test_c05_no_chief_two_gpus_a_worker_and_none_for_the_ps(docker_airflow: AirflowUnderTest, tmp_path: Path) -> None:
     # Of this size because the session's Airflow has 4 GPUs; six are in tests/integration/test_docker_jobs.py.
     out = tmp_path / "out"
@@ -69,7 +68,6 @@ def test_c05_no_chief_two_gpus_a_worker_and_none_for_the_ps(docker_airflow: Airf
     assert (plan_of(run), run.states()) == (first, states)
 
 
-@pytest.mark.long
 def test_c09_names_that_look_alike_do_not_meet_and_every_host_resolves(
     docker_airflow: AirflowUnderTest, docker_engine: DockerEngine, tmp_path: Path
 ) -> None:
@@ -117,7 +115,6 @@ ENDS: dict[str, tuple[list[str], dict[str, Any], tuple[str, ...], tuple[str, ...
 }
 
 
-@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("names", [("oom", "killed"), ("one", "segv", "term", "minus-one")], ids=["137", "others"])
 def test_c24_ends_are_told_apart_and_attempts_are_bounded(
@@ -178,7 +175,6 @@ def test_c32_a_progress_bar_is_thinned_out_and_what_follows_it_is_there(
     assert max(line.count("%|") for line in log.splitlines()) <= 1
 
 
-@pytest.mark.long
 def test_c35_an_image_is_pulled_or_told_absent_or_waited_for(
     docker_airflow: AirflowUnderTest, docker_engine: DockerEngine, tmp_path: Path
 ) -> None:
@@ -222,7 +218,6 @@ def with_image(out: Path, image: str) -> dict[str, Any]:
     return in_containers({"replicas": replicas}, out)
 
 
-@pytest.mark.long
 def test_c40_devices_are_requested_by_id_and_who_asked_for_none_sees_none(
     docker_airflow: AirflowUnderTest, docker_engine: DockerEngine, tmp_path: Path
 ) -> None:

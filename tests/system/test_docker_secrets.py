@@ -12,7 +12,7 @@ from docker_engine import DockerEngine
 from docker_jobs import all_texts, argvs, in_containers
 from run_under_test import wait_for
 
-pytestmark = [pytest.mark.airflow, pytest.mark.docker, pytest.mark.long]
+pytestmark = [pytest.mark.airflow, pytest.mark.docker]
 
 
 def test_no_secret_is_in_what_the_engine_shows_in_arguments_or_on_the_disk(

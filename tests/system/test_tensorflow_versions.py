@@ -35,7 +35,6 @@ def assert_both_report(runs: dict[str, RunUnderTest]) -> None:
 
 
 @pytest.mark.docker
-@pytest.mark.long
 def test_two_versions_at_once_in_containers(docker_airflow: AirflowUnderTest, docker_engine: DockerEngine) -> None:
     airflow, runs = docker_airflow, {}
     for wanted, home in homes().items():
@@ -45,7 +44,6 @@ def test_two_versions_at_once_in_containers(docker_airflow: AirflowUnderTest, do
     assert_both_report(runs)
 
 
-@pytest.mark.long
 def test_two_versions_at_once_as_processes(airflow: AirflowUnderTest) -> None:
     runs = {
         wanted: start(airflow, f"process-{wanted}", {"kind": "process", "python": str(home / "bin" / "python")})
