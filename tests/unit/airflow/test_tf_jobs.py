@@ -66,3 +66,21 @@ def test_faulty_files_of_one_name_are_each_told(tmp_path: Path) -> None:
     dags, _ = read(tmp_path)
     assert set(dags) == {"invalid.train", "invalid.train.json", "invalid.team.train"}
     assert all(f"{place}:" in " ".join(dags.values()) for place in ("train.yaml", "train.json", "team/train.yaml"))
+
+
+def test_files_whose_dags_would_have_one_name_are_each_told(tmp_path: Path) -> None:
+    jobs = tmp_path / "configs" / "jobs"
+    (jobs / "a").mkdir(parents=True)
+    for place in ("a/b.yaml", "a.b.yaml"):
+        (jobs / place).write_text("{")
+    for place in ("one.yaml", "two.yaml"):
+        (jobs / place).write_text(SOUND.format(name="invalid.twice"))
+    (jobs / "sound.yaml").write_text(SOUND.format(name="invalid.faulty"))
+    (jobs / "faulty.yaml").write_text("{")
+    dags, _ = read(tmp_path)
+    told = {"invalid.a.b", "invalid.a.b_", "invalid.one", "invalid.two", "invalid.faulty_"}
+    assert set(dags) == told | {"invalid.faulty"}
+    assert "a.b.yaml:" in dags["invalid.a.b"] + dags["invalid.a.b_"]
+    assert "a/b.yaml:" in dags["invalid.a.b"] + dags["invalid.a.b_"]
+    assert "name = invalid.twice: two.yaml has that name, too" in dags["invalid.one"]
+    assert dags["invalid.faulty"] == "TensorFlow job invalid.faulty"
