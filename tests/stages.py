@@ -1,7 +1,7 @@
 """The order of the tests, quick ones first, and what a machine cannot run: said, not silently missing.
 
-With CI=true nothing is left out but `gpu`. In two processes (`-n 2 --dist loadgroup`) one has the tests of Airflow, that
-share one, and mostly wait for it; the other has all the rest, those of Docker through an Airflow of its own last.
+With CI=true nothing is left out but `gpu`. In two processes (`-n 2 --dist loadgroup`) one has the tests of Airflow,
+which share one and wait for it; the other has the rest, those of Docker through an Airflow of its own last.
 """
 
 from __future__ import annotations

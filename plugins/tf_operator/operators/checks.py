@@ -66,12 +66,14 @@ def living_plan(ref: GroupRef) -> Plan | None:
     PreflightError where nobody has it any more.
     """
     cluster = ref.task("cluster")
-    state, plan = airflow_io.task_states(ref, [cluster]).get(cluster), airflow_io.kept_plan(ref)
-    if state in airflow_io.QUEUED and plan is not None and plan.again:
-        # Between two attempts. Before the first nobody goes by a plan yet.
-        return plan
-    if state not in ("deferred", "running"):
+    state = airflow_io.task_states(ref, [cluster]).get(cluster)
+    queued = state in airflow_io.QUEUED
+    if not queued and state not in ("deferred", "running"):
         return None
+    plan = airflow_io.kept_plan(ref)
+    if queued:
+        # Between two attempts. Before the first nobody goes by a plan yet.
+        return plan if plan is not None and plan.again else None
     if plan is None:
         raise PreflightError(f"{cluster} of this run is alive: clear the whole group for a new attempt")
     return plan
@@ -112,7 +114,7 @@ def _may_pass(error: httpx.HTTPError) -> bool:
         return error.response.is_server_error
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ssl.SSLError):
-        cause = cause.__cause__
+        cause = cause.__cause__ or cause.__context__
     return cause is None and not isinstance(error, httpx.UnsupportedProtocol)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,10 @@ def test_a_server_with_a_certificate_of_its_own_is_asked(tmp_path: Path, monkeyp
     with serving() as server:
         cert = certified(server, tmp_path)
         url = f"https://localhost:{server.server_port}"
+        begun = time.monotonic()
         found = ask(monkeypatch, url, patience=60.0)
         assert len(found) == 1 and "CERTIFICATE_VERIFY_FAILED" in found[0]
+        assert time.monotonic() - begun < 30, "waiting makes no certificate right"
         monkeypatch.setenv("AIRFLOW__API__SSL_CERT", str(cert))
         server.answers += [HEALTHY, AWAY]
         assert ask(monkeypatch, url) == []
