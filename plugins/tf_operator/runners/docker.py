@@ -99,7 +99,7 @@ class DockerRunner:
         with self.no_start(folder) as free:
             for found in self.containers.all(identity) if free else ():
                 if found.state["Status"] == "created":
-                    self.remove(self.handle_of(found))
+                    self.remove(self.handle_of(found), keep_output=False)
 
     @contextlib.contextmanager
     def no_start(self, folder: RunFolder) -> Iterator[bool]:
