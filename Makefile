@@ -7,7 +7,7 @@ BIN := .venv/bin
 # The stages plugin puts the quick tests first, and says what is left out and why.
 PYTEST := $(BIN)/python -m pytest -p tests.stages
 # Two processes: the tests of Airflow in one, all others in the other.
-BESIDE := -n 2 --dist loadgroup --no-loadscope-reorder
+BESIDE := -n 2 --dist loadscope --no-loadscope-reorder
 
 .PHONY: demo airflow test test-fast test-long check format install clean
 

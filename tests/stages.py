@@ -1,6 +1,6 @@
 """The order of the tests, quick ones first, and what a machine cannot run: said, not silently missing.
 
-With CI=true nothing is left out but `gpu`. In two processes (`-n 2 --dist loadgroup`) one has the tests of Airflow,
+With CI=true nothing is left out but `gpu`. In two processes (`-n 2 --dist loadscope`) one has the tests of Airflow,
 which share one and wait for it; the other has the rest, those of Docker through an Airflow of its own last.
 """
 
@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 STAGES = ("local", "vault", "tensorflow", "airflow", "docker", "swarm", "gpu")
-AIRFLOW = pytest.mark.xdist_group("airflow")
+OF_THE_REST = ("tests/system/test_docker", "tests/system/test_tensorflow_versions")
+"""Airflow's, too, but with an engine beside it."""
 LEFT_OUT = pytest.StashKey[dict[str, tuple[int, str]]]()
 
 
@@ -43,15 +44,22 @@ def _no_engine() -> str | None:
     return f"no {', '.join(lacking)} here: install docker.io, debootstrap, docker-registry" if lacking else None
 
 
-@pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
-def pytest_group_airflow(items: list[pytest.Item]) -> None:
-    """Before the groups are read."""
-    for item in filter(_is_long_half, items):
-        item.add_marker(AIRFLOW)
+def _is_long_half(nodeid: str) -> bool:
+    return nodeid.startswith("tests/system/") and not nodeid.startswith(OF_THE_REST)
 
 
-def _is_long_half(item: pytest.Item) -> bool:
-    return item.get_closest_marker("airflow") is not None and item.get_closest_marker("docker") is None
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Whoever begins the long half gets all of it: its tests share what is slow to start."""
+    if config.getvalue("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Halves(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "airflow" if _is_long_half(nodeid) else nodeid
+
+    return Halves(config, log)
 
 
 @pytest.hookimpl(trylast=True)
@@ -74,7 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if dropped:
         config.hook.pytest_deselected(items=dropped)
     beside = hasattr(config, "workerinput")
-    items[:] = sorted(kept, key=lambda item: (beside and not _is_long_half(item), _stage(item)))
+    items[:] = sorted(kept, key=lambda item: (beside and not _is_long_half(item.nodeid), _stage(item)))
     config.stash[LEFT_OUT] = {mark: (count, reasons[mark]) for mark, count in counts.items()}
     if beside:
         config.workeroutput["left_out"] = config.stash[LEFT_OUT]  # type: ignore[attr-defined]
