@@ -102,7 +102,7 @@ class AdmissionTrigger(BaseTrigger):
                 # The one way out over a worker: from there the cluster task can be taken out of the pool's queue.
                 yield TriggerEvent({"too_late": self._gave_up})  # type: ignore[no-untyped-call]
                 return
-            if verdict is False:
+            if self._refused:
                 await self._leave_reason(ref)
             if verdict is not None:
                 yield TaskSuccessEvent() if verdict else TaskFailedEvent()
@@ -127,7 +127,9 @@ class AdmissionTrigger(BaseTrigger):
         states = await sync_to_async(airflow_io.task_states)(ref, wanted)
         state = states.get(cluster_id)
         if state in NOT_OPENED or state == "success":
-            return self._refuse(f"not opened: the task {cluster_id} is {state}; its log says why")
+            # No reason of ours: the cluster task has left its own, or a person has ended it.
+            self.log.error("not opened: the task %s is %s; its log says why", cluster_id, state)
+            return False
         if state == "deferred":
             # Many may wait, and each look costs the triggerer a call: the plan is read again only where it matters.
             self._plan = None

@@ -12,7 +12,7 @@ from run_under_test import wait_for
 
 from tf_operator.services.openbao import DevOpenBao
 
-SECONDS = 300
+SECONDS = 600
 STORY_SECONDS = 40.0
 SESSION = pytest.StashKey[AirflowUnderTest]()
 

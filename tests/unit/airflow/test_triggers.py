@@ -302,8 +302,14 @@ async def _first(subject: BaseTrigger) -> TriggerEvent:
 def test_admission_fails_with_the_cluster(board: Board, tmp_path: Path) -> None:
     board.states["train.cluster"] = "failed"
     assert [type(e) for e in events(admission(board, tmp_path))] == [TaskFailedEvent]
-    told = "not opened: the task train.cluster is failed; its log says why"
-    assert board.reasons == {("admission", "a1"): told}, "what result quotes"
+    assert board.reasons == {}, "the cluster has left its own, or a person has ended it"
+
+
+def test_admission_says_why_where_nobody_else_does(board: Board, tmp_path: Path) -> None:
+    board.states["train.cluster"] = "deferred"
+    board.stored = Cluster("a1", phase=Phase.FAILED, reason="no data")
+    assert [type(e) for e in events(admission(board, tmp_path))] == [TaskFailedEvent]
+    assert board.reasons == {("admission", "a1"): "not opened: the job has failed: no data"}, "what result quotes"
 
 
 def test_an_admission_that_cannot_say_why_ends_all_the_same(
@@ -313,7 +319,8 @@ def test_an_admission_that_cannot_say_why_ends_all_the_same(
         raise OSError("away")
 
     monkeypatch.setattr(airflow_io, "leave_reason", away)
-    board.states["train.cluster"] = "failed"
+    board.states["train.cluster"] = "deferred"
+    board.stored = Cluster("a1", phase=Phase.FAILED, reason="no data")
     assert [type(e) for e in events(admission(board, tmp_path))] == [TaskFailedEvent]
 
 
