@@ -306,8 +306,8 @@ def test_admission_fails_with_the_cluster(board: Board, tmp_path: Path) -> None:
 
 
 def test_admission_says_why_where_nobody_else_does(board: Board, tmp_path: Path) -> None:
-    board.states["train.cluster"] = "deferred"
     board.stored = Cluster("a1", phase=Phase.FAILED, reason="no data")
+    board.states["train.worker_0"] = None
     assert [type(e) for e in events(admission(board, tmp_path))] == [TaskFailedEvent]
     assert board.reasons == {("admission", "a1"): "not opened: the job has failed: no data"}, "what result quotes"
 
@@ -319,8 +319,8 @@ def test_an_admission_that_cannot_say_why_ends_all_the_same(
         raise OSError("away")
 
     monkeypatch.setattr(airflow_io, "leave_reason", away)
-    board.states["train.cluster"] = "deferred"
     board.stored = Cluster("a1", phase=Phase.FAILED, reason="no data")
+    board.states["train.worker_0"] = None
     assert [type(e) for e in events(admission(board, tmp_path))] == [TaskFailedEvent]
 
 
