@@ -14,7 +14,7 @@ from older_tensorflow import VERSION, older, packages
 from run_under_test import RunUnderTest
 
 # The first test makes the older one's environment.
-pytestmark = [pytest.mark.airflow, pytest.mark.tensorflow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.airflow, pytest.mark.tensorflow, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def homes() -> dict[str, Path]:
